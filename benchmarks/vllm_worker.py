@@ -56,7 +56,7 @@ class Worker(peer.Worker):
             disable_log_stats=False,
             seed=0,
         )
-        if name in OURS and self._drafter().is_full != (form != "plain"):
+        if name in OURS and self._drafter().has_logits != (form != "plain"):
             raise ValueError(f"{mode} runs in the other form; set VLLM_PLUGINS")
         if options.get("planted"):
             drafter = self._drafter()

@@ -39,19 +39,15 @@ SOURCE_LIMITS: dict[str, int] = {
     "core": 32,
     "drafters": 32,
     "engine": 50,
-    "integrations": 18,
     "lossless": 11,
     "models": 27,
     "registry.py": 3,
     "runner": 45,
     "search": 3,
-    "serving": 50,
-    "state": 10,
+    "serving": 5,
     "targets": 7,
     "tasks": 23,
     "training": 13,
-    "utils": 18,
-    "verifiers": 20,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import forerun
 from forerun.core.sampling import Sampling
-from forerun.integrations.ray_worker import Asked, Setup, Worker
+from forerun.integrations.ray_worker import Request, Setup, Worker
 
 TEXTS = ("the cat sat on", "one two three", "ten nine eight", "the rain fell", "and the dog")
 SAMPLING = Sampling(temperature=0.8, max_new_tokens=10, n=2, seed=5, ignore_eos=True)
@@ -20,8 +20,8 @@ def setup(folder: Path, **options: Any) -> Setup:
     return Setup(model=str(folder), **fixed | options)
 
 
-def asked(sampling: Sampling = SAMPLING) -> list[Asked]:
-    return [Asked(i, text, sampling) for i, text in enumerate(TEXTS)]
+def asked(sampling: Sampling = SAMPLING) -> list[Request]:
+    return [Request(i, text, sampling) for i, text in enumerate(TEXTS)]
 
 
 def local(folder: Path, **options: Any) -> dict[tuple[int, int], list[int]]:

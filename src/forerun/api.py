@@ -32,7 +32,7 @@ from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.utils import jit_cache
 
 if TYPE_CHECKING:
-    from forerun.state.drafter_files import Kept
+    from forerun.state.drafter_files import MemoryFile
 
 log = logging.getLogger("forerun")
 
@@ -288,15 +288,15 @@ class Model:
 
     def memory(
         self, path: Path | str, *, drafter: str | Drafter = registry.DRAFTER, tenant: str = ""
-    ) -> Kept:
+    ) -> MemoryFile:
         """What a drafter learns of a tenant, kept in a file: `load`, `save`, or both around `with`.
 
         The drafter is that of runs which name it by the same text. Within the `with`, or once the
         file is loaded, it learns from those with a seed, too.
         """
-        from forerun.state.drafter_files import Kept, origin_of
+        from forerun.state.drafter_files import MemoryFile, origin_of
 
-        return Kept(path, self.drafter(drafter), origin_of(self, tenant), self.target.turns)
+        return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.turns)
 
     def memory_report(self) -> dict[str, int]:
         """Bytes held by the target's weights, its cache, and every drafter that was used.

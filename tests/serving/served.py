@@ -127,20 +127,20 @@ def command(*words: Any, **more: str) -> Iterator[Served]:
 @contextmanager
 def thread(model: Any, keys: Any = None, verifier: Any = None, **settings: Any) -> Iterator[Served]:
     """The same server in a thread of this process, so that tests can reach into it."""
-    from forerun.serving.server import Server, bound
+    from forerun.serving.server import Server, bind_sockets
     from forerun.serving.service import Service
     from forerun.serving.settings import Settings
 
     service = Service(model, Settings(**{"name": "tiny"} | settings), keys, verifier)
     up = threading.Event()
-    server = Server(service, bound("127.0.0.1", 0), lambda url: up.set())
+    server = Server(service, bind_sockets("127.0.0.1", 0), lambda url: up.set())
     runner = threading.Thread(target=server.run, daemon=True)
     runner.start()
     wait_until(up.is_set)
     try:
         yield Served(server.url, server=server)
     finally:
-        service.worker.end()
+        service.worker.abort()
         server.should_exit = True
         wait_until(lambda: not runner.is_alive())
 

@@ -19,8 +19,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forerun.serving.proxy import SLACK, Front, _key, merged
-from forerun.serving.server import Drained, bound
+from forerun.serving.proxy import MAX_EXTRA_REQUESTS, Proxy, _routing_key, merged
+from forerun.serving.server import DrainingServer, bind_sockets
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
 from forerun.serving.upstream import Upstream
@@ -42,7 +42,7 @@ class Still:
     async def stop(self) -> None:
         """They run on."""
 
-    def end(self) -> None:
+    def abort(self) -> None:
         self.was_ended = True
 
 
@@ -50,8 +50,8 @@ class Still:
 def fronted(*urls: str, **settings: float) -> Iterator[Served]:
     """A front over servers."""
     backend, up = Still(list(urls)), threading.Event()
-    front = Front(backend, Settings(**settings))
-    server = Drained(front, front, 5.0, bound("127.0.0.1", 0), lambda url: up.set())
+    front = Proxy(backend, Settings(**settings))
+    server = DrainingServer(front, front, 5.0, bind_sockets("127.0.0.1", 0), lambda url: up.set())
     runner = threading.Thread(target=server.run, daemon=True)
     runner.start()
     assert up.wait(20)
@@ -130,7 +130,7 @@ def test_conversations_stay_and_crowds_spread(tiny_chat: Path) -> None:
             assert served.post("/v1/completions", json=GO | {"max_tokens": 3}).is_success
         counts = [one.metric("vllm:request_success_total") for one in engines]
         assert sorted(counts) == [0, 6]
-        with ThreadPoolExecutor(3 * SLACK) as pool:  # at once
+        with ThreadPoolExecutor(3 * MAX_EXTRA_REQUESTS) as pool:  # at once
             body = GO | {"max_tokens": 60, "speculation": {"method": "none"}}
             call = [pool.submit(served.post, "/v1/completions", json=body) for _ in range(12)]
             assert all(one.result().is_success for one in call)
@@ -147,7 +147,7 @@ def test_a_stream_that_was_cut_ends_with_an_error_event() -> None:
     said = HEAD + chunk('data: {"choices": [{"index": 0, "text": "one"}]}\n\n')
     with dying(said) as url, fronted(url) as served:
         seen = []
-        with pytest.raises(openai.APIError, match="went away and is started again") as caught:
+        with pytest.raises(openai.APIError, match="was lost and is restarting") as caught:
             for event in served.client().completions.create(**GO, stream=True):
                 seen.append(event.choices[0].text)
         assert seen == ["one"] and caught.value.code == "engine_fault"
@@ -217,7 +217,7 @@ def test_a_request_over_which_engines_die_does_not_kill_them_all(tiny_chat: Path
         answers = (served.post("/v1/completions", json=GO | key) for key in keys)
         answer = next(answer for answer in answers if not answer.is_success)
         assert answer.status_code == 503
-        assert "may be sent again" in answer.json()["error"]["message"]
+        assert "send the request again" in answer.json()["error"]["message"]
         assert int(answer.headers["retry-after"]) == 1
         assert served.metric("forerun:replicas_up") == 1
 
@@ -242,7 +242,7 @@ def test_when_to_come_again_is_told_whoever_was_asked_last(said: str) -> None:
         engines, first = served.server.backend.up, set()
         for i in range(8):
             named = GO | {"prompt_cache_key": f"conversation {i}"}
-            first.add(served.server._pick(_key([], json.dumps(named).encode()), ()).number)
+            first.add(served.server._pick(_routing_key([], json.dumps(named).encode()), ()).number)
             answer = served.post("/v1/completions", json=named)
             assert answer.status_code == 429 and answer.headers["retry-after"] == "7"
             assert answer.json()["error"]["code"] == "queue_full"
@@ -310,7 +310,7 @@ def test_what_is_under_way_is_finished_and_nothing_new_is_taken(tiny_chat: Path)
         late = served.post("/v1/completions", json=GO)
         assert late.status_code == 503 and late.json()["error"]["code"] == "shutting_down"
         assert first.result().json()["usage"]["completion_tokens"] == 100
-        served.server.end()
+        served.server.abort()
         assert served.server.backend.was_ended
 
 
@@ -354,7 +354,7 @@ def test_a_killed_engine_costs_its_streams_an_event_and_is_replaced(tiny_chat: P
             try:
                 return "".join([event.choices[0].text async for event in found])
             except openai.APIError as error:
-                assert error.code == "engine_fault" and "went away" in error.message
+                assert error.code == "engine_fault" and "was lost" in error.message
                 return "cut"
 
         began: list[int] = []

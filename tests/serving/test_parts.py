@@ -33,13 +33,13 @@ from forerun.serving.admission import Admission, Group
 from forerun.serving.errors import ApiError
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
-from forerun.serving.prediction import FIRST, Expected, Prediction
+from forerun.serving.prediction import FIRST_CHAIN, PredictedText, Prediction
 from forerun.serving.request_parser import parse
-from forerun.serving.routing import Plans, Router
+from forerun.serving.routing import MethodControllers, Router
 from forerun.serving.schemas import ChatRequest
-from forerun.serving.service import Service, settle
+from forerun.serving.service import Service, freeze_garbage
 from forerun.serving.settings import Settings
-from forerun.serving.token_text import Pieces
+from forerun.serving.token_text import TokenText
 from forerun.verifiers.recursive import Recursive
 from served import environment
 
@@ -67,7 +67,7 @@ def test_places_go_to_who_has_fewest() -> None:
     for one in [*reds, blue]:
         queue.add(one, 1.0)
     assert taken(queue.take(3, 100)) == [reds[0], blue, reds[1]]
-    queue.left(reds[0])
+    queue.release(reds[0])
     assert taken(queue.take(1, 100)) == [reds[2]]
     assert len(queue) == 1 and queue.num_sequences == 1
 
@@ -80,7 +80,7 @@ def test_a_large_group_is_waited_for_and_not_overtaken() -> None:
     assert taken(queue.take(4, 100)) == [small]
     assert queue.take(1, 100) == []
     for _ in range(3):
-        queue.left(small)
+        queue.release(small)
     assert taken(queue.take(4, 100)) == [large]
 
 
@@ -123,7 +123,7 @@ def test_who_finds_a_place_does_not_wait() -> None:
     first = taken(queue.take(16, 100))  # one waits, and no place is free
     with pytest.raises(ApiError):
         queue.add(job(), 1.0)
-    queue.left(first[0])  # who waits gets this place
+    queue.release(first[0])  # who waits gets this place
     queue.add(job(), 1.0)
 
 
@@ -133,18 +133,18 @@ def drafts(prediction: Prediction, generated: list[int], most: int = 99) -> list
 
 def test_a_prediction_is_followed_doubled_and_found_again() -> None:
     text = list(range(100, 180))
-    prediction = Prediction(Expected(text))
-    assert drafts(prediction, []) == text[:FIRST]
-    prediction.judge(FIRST, FIRST)
-    said = text[: FIRST + 1]
-    assert drafts(prediction, said) == text[FIRST + 1 : 3 * FIRST + 1]
-    prediction.judge(2 * FIRST, 3)  # then something else came
-    said += [*text[FIRST + 1 : FIRST + 4], 7]
+    prediction = Prediction(PredictedText(text))
+    assert drafts(prediction, []) == text[:FIRST_CHAIN]
+    prediction.update_length(FIRST_CHAIN, FIRST_CHAIN)
+    said = text[: FIRST_CHAIN + 1]
+    assert drafts(prediction, said) == text[FIRST_CHAIN + 1 : 3 * FIRST_CHAIN + 1]
+    prediction.update_length(2 * FIRST_CHAIN, 3)  # then something else came
+    said += [*text[FIRST_CHAIN + 1 : FIRST_CHAIN + 4], 7]
     assert drafts(prediction, said) == []
     said += text[30:32]  # and the text is taken up further on
-    assert drafts(prediction, said) == text[32 : 32 + FIRST // 2]
+    assert drafts(prediction, said) == text[32 : 32 + FIRST_CHAIN // 2]
     assert drafts(prediction, said, most=2) == text[32:34]
-    assert prediction.num_said(said) == FIRST + 4 + 2
+    assert prediction.num_matched(said) == FIRST_CHAIN + 4 + 2
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
@@ -152,28 +152,28 @@ def test_what_was_said_of_a_prediction_does_not_depend_on_the_steps(size: int) -
     """Copied or not: seven tokens, then another, the last five, and the eight before them."""
     text = list(range(100, 120))
     said = [*text[:7], 7, *text[15:], *text[7:15], 9]
-    prediction = Prediction(Expected(text))
+    prediction = Prediction(PredictedText(text))
     for end in range(0, len(said), size):
-        prediction.draft(said[:end], most=0)
-    assert prediction.num_said(said) == prediction.num_said(said) == 20
+        prediction.draft(said[:end], max_nodes=0)
+    assert prediction.num_matched(said) == prediction.num_matched(said) == 20
 
 
 def test_a_prediction_that_never_holds_costs_one_node() -> None:
-    prediction = Prediction(Expected([1, 2, 3, 1, 2, 3, 1, 2]))
+    prediction = Prediction(PredictedText([1, 2, 3, 1, 2, 3, 1, 2]))
     said: list[int] = []
     sizes = []
     for _ in range(6):
         sizes.append(len(drafts(prediction, said)))
-        prediction.judge(sizes[-1], 0)
+        prediction.update_length(sizes[-1], 0)
         said += [1, 2]
     assert sizes[0] == 8 and max(sizes[3:]) == 1
 
 
 def test_a_prediction_ends_where_its_text_does() -> None:
-    prediction = Prediction(Expected([5, 6, 7]))
+    prediction = Prediction(PredictedText([5, 6, 7]))
     assert drafts(prediction, [5, 6]) == [7]
     assert drafts(prediction, [5, 6, 7]) == []
-    assert drafts(Prediction(Expected([])), []) == []
+    assert drafts(Prediction(PredictedText([])), []) == []
 
 
 class Chain(PerSequence):
@@ -197,7 +197,7 @@ class Chain(PerSequence):
 def test_every_sequence_drafts_by_its_own_method() -> None:
     parts = {"a": Chain(0), "b": Chain(1)}
     router = Router(parts)
-    plans = Plans("fixed:nodes=4", router)
+    plans = MethodControllers("fixed:nodes=4", router)
     target = FakeTarget(table_law(1))
     target.cost = None
     engine = Engine(target, router, Recursive(), plans, max_seqs=4)
@@ -221,7 +221,7 @@ def test_every_sequence_drafts_by_its_own_method() -> None:
 def test_who_never_drafts_is_never_planned_for() -> None:
     """No plan, no decision about one, no step to learn from: plain decoding costs no more."""
     router = Router({"none": registry.make("drafter", "none"), "a": Chain(0)})
-    plans = Plans("fixed", router)
+    plans = MethodControllers("fixed", router)
     target = FakeTarget(table_law(1))
     router.bind(target)
     plans.bind(target, router)
@@ -236,7 +236,7 @@ def test_what_strangers_have_in_common_changes_no_plan_of_a_seed() -> None:
 
     def plans_of(strangers: int, own: tuple[int, int]) -> list[Plan]:
         router = Router({"a": Chain(0)})
-        plans = Plans("budget", router)
+        plans = MethodControllers("budget", router)
         target = FakeTarget(table_law(1))
         target.cost = Cost((1, 16, 257), (1.0, 10.0, 25.0))
         plans.bind(target, router)
@@ -280,7 +280,7 @@ def test_what_was_there_at_the_start_is_not_searched_for_garbage(tiny_model: Any
     Service(tiny_model, Settings()).warm_up()
     assert gc.get_freeze_count() == 0  # the process may be somebody else's
     try:
-        settle()
+        freeze_garbage()
         assert gc.get_freeze_count() > 10_000
     finally:
         gc.unfreeze()
@@ -292,11 +292,11 @@ def test_predictions_beside_a_method_keep_the_law() -> None:
 
     law = table_law(5)
     for said in ([1, 2, 0], [0, 0, 0, 0], [2, 1]):
-        expected = Expected(said)
+        expected = PredictedText(said)
 
-        def program(dice: EnumeratedDice, expected: Expected = expected) -> tuple[int, ...]:
+        def program(dice: EnumeratedDice, expected: PredictedText = expected) -> tuple[int, ...]:
             router = Router({"a": Chain(1)})
-            plans = Plans("fixed:nodes=3", router)
+            plans = MethodControllers("fixed:nodes=3", router)
             engine = Engine(FakeTarget(law), router, Recursive(), plans)
             seq = sequence([0, 1], 3, dice)
             router.assign(seq, "a", Prediction(expected))
@@ -334,7 +334,7 @@ def test_a_method_may_have_its_own_name_and_no_other_method_s() -> None:
 def test_bytes_of_pieces(tiny_folder: Path) -> None:
     assert sorted(byte_alphabet().values()) == list(range(256))
     tokenizer = Tokenizer.load(tiny_folder)
-    pieces = Pieces(tokenizer)
+    pieces = TokenText(tokenizer)
     for text in ("the cat", "Zoë 你好 \U0001f642", " \n\t"):
         ids = tokenizer.encode(text)
         assert b"".join(pieces.bytes(token) for token in ids) == text.encode()
@@ -367,16 +367,19 @@ def test_system_messages_that_a_template_leaves_out_are_told_once(
     tiny_model.tokenizer.inner.chat_template = REASONER
     assert ask() == ask() != shown
     (record,) = caplog.records
-    assert "no place for system messages: they are accepted and not shown" in record.getMessage()
+    assert (
+        "does not support system messages: they are accepted, but the model does not see"
+        in record.getMessage()
+    )
 
 
 @pytest.mark.parametrize(
     ("roles", "said"),
     [
-        (("user", "tool"), "no place for messages of tools and functions; say what they hold in a"),
-        (("function",), "no place for messages of tools and functions"),
-        (("system",), "an empty prompt: the model's chat template shows none of role system"),
-        (("system", "developer"), "shows none of role developer or system; add one"),
+        (("user", "tool"), "does not support tool and function messages; put their content into a"),
+        (("function",), "does not support tool and function messages"),
+        (("system",), "an empty prompt: the model's chat template drops messages of role system"),
+        (("system", "developer"), "drops messages of role developer or system; add"),
     ],
 )
 def test_what_a_template_leaves_out_is_told_to_who_sent_it(
@@ -412,7 +415,7 @@ def test_a_token_waits_only_where_a_stop_string_may_take_back_its_end(
     choice, found = Choice(job(), 0, seq), []
     for token in (1, 2, 3):
         seq.tokens += stops.cut(seq, [token])
-        piece = choice.news(stops)
+        piece = choice.next_piece(stops)
         found.append(piece and piece.text)
     assert found == shown
 

@@ -113,7 +113,7 @@ def test_completions(chat: Served, body: Body, param: str | None, said: str) -> 
         ({"messages": [{"role": "user", "content": []}]}, "of text parts, got an empty list"),
         ({"messages": [{"role": "user", "content": [{"typ": "text"}]}]}, "did you mean 'type'?"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "'system', 'developer'"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "refuses these messages: no tools"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "rejects these messages: no tools"),
         ({"messages": USER, "tools": [{"type": "function"}]}, "tools is not supported"),
         ({"messages": USER, "response_format": {"type": "json_object"}}, "not supported"),
         ({"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),
@@ -302,7 +302,7 @@ def test_who_sends_all_before_it_listens_hears_that_it_was_too_much(tiny_model: 
             client.request("POST", "/v1/completions", b"x" * size)
             answer = client.getresponse()
             assert answer.status == 413 and answer.headers["connection"] == "close"
-            assert f"{size} bytes or more" in json.loads(answer.read())["error"]["message"]
+            assert f"at least {size} bytes" in json.loads(answer.read())["error"]["message"]
 
 
 def test_a_body_without_end_is_cut(tiny_model: Any) -> None:

@@ -65,7 +65,7 @@ def test_a_full_queue_says_429_and_when_to_return(tiny_chat: Path) -> None:
         late = next(answer for answer in answers if answer.status_code == 429)
         assert int(late.headers["retry-after"]) >= 1
         assert late.json()["error"]["code"] == "queue_full"
-        assert "the queue holds 2 of your requests" in late.json()["error"]["message"]
+        assert "your queue of 2 waiting requests" in late.json()["error"]["message"]
         assert served.metric("forerun:request_errors_total") == statuses.count(429)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from forerun.cli.main import main
 from forerun.errors import ConfigError
-from forerun.serving.server import bound
+from forerun.serving.server import bind_sockets
 from served import GO, TEXT, asked, environment, scripted, thread
 
 LONG = {"prompt": "the cat", "ignore_eos": True, "max_tokens": 8000, "n": 8}
@@ -29,7 +29,7 @@ LONG = {"prompt": "the cat", "ignore_eos": True, "max_tokens": 8000, "n": 8}
 def test_a_port_that_does_not_exist(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "no-such-model", "--port", port]) == 2
     said = capsys.readouterr().err
-    assert said == f"error: --port must be in 0..65535, got {port}; 0 takes a free one\n"
+    assert said == f"error: --port must be in 0..65535, got {port}; 0 selects a free one\n"
 
 
 def test_a_port_in_use_is_told_once_and_before_anything_is_loaded(
@@ -51,11 +51,11 @@ def test_an_empty_host_is_not_everybody(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid", "a" * 300])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen at {host}:0: "):
-        bound(host, 0)
+        bind_sockets(host, 0)
 
 
 def test_a_name_with_several_addresses_has_one_port() -> None:
-    sockets = bound("localhost", 0)
+    sockets = bind_sockets("localhost", 0)
     assert len({one.getsockname()[1] for one in sockets}) == 1
     for one in sockets:
         one.close()
@@ -67,8 +67,8 @@ def test_an_address_that_is_taken_while_the_model_loads(tiny_chat: Path) -> None
     from forerun.serving.service import Service
     from forerun.serving.settings import Settings
 
-    first = bound("127.0.0.1", 0)
-    second = bound("127.0.0.1", first[0].getsockname()[1])
+    first = bind_sockets("127.0.0.1", 0)
+    second = bind_sockets("127.0.0.1", first[0].getsockname()[1])
     first[0].listen()
     server = Server(Service(scripted(tiny_chat, TEXT), Settings()), second)
     with pytest.raises(ConfigError, match="Address already in use"):

@@ -35,12 +35,12 @@ def test_kinds_of_own_tokens() -> None:
     trace.add(chain([5, 6]), Verdict([0], 8), 2, 3)  # 6 was rejected
     trace.add(EMPTY, Verdict([], 9), 1, 5)
     trace.add(chain([5, 6]), Verdict([0, 1], 7), 1, 6)  # the text ended within the draft
-    news = trace.news("abcdefg", list(range(7)), 0)
+    news = trace.take_update("abcdefg", list(range(7)), 0)
     assert [round.kind for round in news.rounds][:3] == [BONUS, CORRECTED, PLAIN]
     assert [round.num_tokens for round in news.rounds] == [3, 2, 1, 1]
     kinds = [span.drafter or span.kind for span in news.spans]
     assert kinds == ["small", "small", BONUS, "small", CORRECTED, PLAIN, "small"]
-    assert trace.news("abcdefg", list(range(7)), 7).rounds == []
+    assert trace.take_update("abcdefg", list(range(7)), 7).rounds == []
 
 
 @pytest.mark.parametrize("stop", [None, ["zz"]])  # with a stop string, text is held back

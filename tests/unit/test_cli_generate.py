@@ -114,7 +114,7 @@ def test_standard_input_is_a_text_or_json_lines(
         assert asked() == [(text, None)], "that is a text"
     pipe('{"prompt": "a", "n": 2, "n": 3}\n{"prompt": "b"}\n')
     code, _, err = generate("--json")
-    assert code == 2 and "standard input line 1" in err and "'n' is there twice" in err
+    assert code == 2 and "standard input line 1" in err and "duplicate key 'n'" in err
 
 
 def test_logprobs_are_shown_to_people_too(generate: Call) -> None:

@@ -151,7 +151,7 @@ EARLY = {
     "--style ''": "--style: there is no file ''; check the path",
     "--style .": "--style: . is a folder; give the files in it",
     "--memory .": "it is a folder; give the name of a file",
-    "--memory nope/a.mem": "to write a.mem into; make it first",
+    "--memory nope/a.mem": "to write a.mem into; create it first",
     "--verifier greedy": "verifier 'greedy' needs temperature 0, got 1.0",
     "--verifier k_seq": "k_seq judges iid drafts, but drafter 'auto' makes point/swor drafts",
 }

@@ -111,13 +111,13 @@ def test_a_name_that_a_file_cannot_hold_is_told_with_what_to_do(
 
 
 def test_numbas_compiler_is_asked_for() -> None:
-    said = "forerun needs Numba's compiler, and NUMBA_DISABLE_JIT turns it off; unset that variable"
+    said = "forerun needs Numba's compiler, but NUMBA_DISABLE_JIT disables it; unset that variable"
     done = shell("generate -p a", NUMBA_DISABLE_JIT="1")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
     code = (
         "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'; "
         "from forerun.utils import jit_cache as compiled\n"
-        "try:\n    compiled.cold()\nexcept ValueError as error:\n    print(error)"
+        "try:\n    compiled.uncompiled_kernels()\nexcept ValueError as error:\n    print(error)"
     )
     assert python(code) == f"{said}\n"
 

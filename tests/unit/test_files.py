@@ -126,15 +126,15 @@ def test_other_files_are_refused_and_left_alone(path: Path, tmp_path: Path) -> N
     with pytest.raises(DataError, match="is a folder"):
         read(tmp_path)
     path.write_text("notes of mine")
-    with pytest.raises(DataError, match="never written by forerun"):
+    with pytest.raises(DataError, match="not written by forerun"):
         read(path)
-    with pytest.raises(DataError, match="never written by forerun"):
+    with pytest.raises(DataError, match="not written by forerun"):
         write(path, MADE, ORIGIN)
     assert path.read_text() == "notes of mine"
     save_file({"weight": np.ones(3, np.float32)}, path)
     before = path.read_bytes()
     for call in (lambda: read(path), lambda: write(path, MADE, ORIGIN)):
-        with pytest.raises(DataError, match="safetensors file, but not one that forerun"):
+        with pytest.raises(DataError, match="safetensors file, but not a data file of forerun"):
             call()
     assert path.read_bytes() == before
 
@@ -143,7 +143,7 @@ def test_kinds_are_not_mixed(path: Path) -> None:
     write(path, MADE, ORIGIN)
     with pytest.raises(DataError, match="expected a file of kind 'other', but .* holds 'stand'"):
         read(path, "other")
-    with pytest.raises(DataError, match="holds 'stand', and 'other' is not written over it"):
+    with pytest.raises(DataError, match="holds 'stand'; 'other' does not overwrite it"):
         write(path, replace(MADE, kind="other"), ORIGIN)
     assert_equal(read(path)[0], MADE)
 
@@ -226,7 +226,7 @@ def test_links_and_rights_stay(path: Path, tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no folder"):
         array_file.check_place(tmp_path / "absent" / "a.mem")
-    with pytest.raises(DataError, match="cannot write .*: File name too long; give another place"):
+    with pytest.raises(DataError, match="cannot write .*: File name too long; use another path"):
         array_file.check_place(tmp_path / ("a" * 255))
     array_file.check_place(tmp_path / "a.mem")
     assert not [*tmp_path.iterdir()]

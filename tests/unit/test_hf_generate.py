@@ -270,8 +270,8 @@ def test_warpers_at_the_end_of_the_list_are_ours() -> None:
         ({"num_beams": 2}, "num_beams"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
         ({"drafter": "stnd"}, "'stand'"),
-        ({"stream_to": 5}, "stream_to must be a streamer, with put and end, got 5"),
-        ({"stream_to": 0}, "got 0; e.g. transformers' TextStreamer"),
+        ({"stream_to": 5}, "stream_to must be a streamer with put and end, got 5"),
+        ({"stream_to": 0}, "got 0; use e.g. transformers' TextStreamer"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -382,7 +382,7 @@ def test_a_rule_that_needs_a_tokenizer_says_so_by_name_and_runs_when_built(model
     from forerun.verifiers.reflective import Reflective
 
     options = {**PROMPTS, "max_new_tokens": 12, "do_sample": False, "custom_generate": generate}
-    with pytest.raises(ConfigError, match=r"build it, Reflective\(tokenizer=Tokenizer.load"):
+    with pytest.raises(ConfigError, match=r"or construct Reflective\(tokenizer=Tokenizer.load"):
         model.generate(**options, verifier="reflective")
     plain = model.generate(**PROMPTS, max_new_tokens=12, do_sample=False)
     for weight in (0.0, 0.3):

@@ -106,7 +106,7 @@ def test_unreadable_records_are_named(tmp_path: Path) -> None:
     bad = [r for r in found if isinstance(r, BadRecord)]
     assert [b.where.rsplit(":", 1)[1] for b in bad] == ["2", "3", "4", "5", "6", "7"]
     assert "no field 'text'" in bad[1].reason and "UTF-8" in bad[2].reason
-    assert "field 'text' is not UTF-8 text: half of a pair (U+D800)" in bad[5].reason
+    assert "field 'text' is not UTF-8 text: half of a surrogate pair (U+D800)" in bad[5].reason
     with pytest.raises(DataError, match=r"c.jsonl:2: not JSON .*--on-error skip"):
         build(tmp_path / "ix", [file], BYTES)
     skipping = Options(tokenizer="bytes", on_error="skip", workers=1)

@@ -111,13 +111,11 @@ def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    said, watch = list[str](), jit_cache.attend()
-    monkeypatch.setattr(watch, "say", said.append)
-    monkeypatch.setattr(watch, "_said", {jit_cache.NOTICE})
+    said, watch = list[str](), jit_cache.compile_watcher()
+    monkeypatch.setattr(watch, "notify", said.append)
+    monkeypatch.setattr(watch, "_notified", {jit_cache.NOTICE})
     monkeypatch.setattr(IndexDataCacheFile, "_save_data", refuse)
     assert (kernel(2), kernel(0.5)) == (4, 1.0), "two signatures, neither is kept"
     (line,) = said
-    assert line.startswith(
-        f"compiled kernels cannot be kept in {kernel.stats.cache_path}: No space"
-    )
+    assert line.startswith(f"cannot save compiled kernels in {kernel.stats.cache_path}: No space")
     assert "NUMBA_CACHE_DIR" in line

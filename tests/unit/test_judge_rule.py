@@ -24,7 +24,7 @@ from forerun.errors import ConfigError, ModelError
 from forerun.serving.methods import make_verifier
 from forerun.training.recipes import _judge_labels as labels_of
 from forerun.training.recipes import judge_head as recipe
-from forerun.verifiers.judge import NAME, Head, Judge, logit, read_head
+from forerun.verifiers.judge import HEAD_FILE, Head, Judge, logit, read_head
 from forerun.verifiers.recursive import Recursive
 
 WIDTH = 5
@@ -168,7 +168,7 @@ def test_the_shipped_head_fits_the_reasoner_and_survives_a_file(tmp_path):
     head = read_head("reasoner")
     assert head.width == 256 and 0 < head.delta < 1
     assert Judge().delta == head.delta and Judge(delta=0.3).delta == 0.3
-    HEAD.save(tmp_path / NAME)
+    HEAD.save(tmp_path / HEAD_FILE)
     again = read_head(str(tmp_path))
     np.testing.assert_array_equal(again.weight, HEAD.weight)
     assert (again.bias, again.delta) == (pytest.approx(HEAD.bias), HEAD.delta)
@@ -179,17 +179,17 @@ def test_bad_heads_and_options_are_refused(tmp_path):
         Judge(head=HEAD, delta=1.5)
     (tmp_path / "bad.safetensors").write_bytes(b"no head")
     for name in (tmp_path, tmp_path / "bad.safetensors"):
-        with pytest.raises(ModelError, match=r"expected a judge's head in .* train one"):
+        with pytest.raises(ModelError, match=r"cannot read a judge head in .* train one"):
             Judge(head=str(name))
     from forerun.assets import embedded
     from forerun.models.load import load_target
 
-    with pytest.raises(ConfigError, match="reads hidden rows of 5 numbers, the target has 128"):
+    with pytest.raises(ConfigError, match="has hidden size 5, but the target has 128"):
         Judge(head=HEAD).bind(load_target(embedded("draft")))
     tree = chain([0])
     seq = sequence([0, 1], 9, SeededDice(0))
     (rows,) = FakeTarget(table_law(1)).forward(ForwardBatch([seq], [tree]))
-    with pytest.raises(ConfigError, match="this target gave none"):
+    with pytest.raises(ConfigError, match="this target returned none"):
         Judge(head=HEAD).verify(tree, Laws(rows, seq, tree, ()), SeededDice(0))
 
 

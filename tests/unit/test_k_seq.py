@@ -279,7 +279,7 @@ def test_a_drafter_of_other_draws_is_refused() -> None:
 def test_other_nodes_are_refused(law: int) -> None:
     tree = TreeBuilder()
     tree.add(0, -1, law, None if law == POINT else Proposal.of(A[1]))
-    with pytest.raises(AssertionError, match="judges iid drafts, but node 0 is"):
+    with pytest.raises(AssertionError, match="needs iid drafts, but node 0 is"):
         KSeq().verify(tree.build(), OnePosition(A[0]), SeededDice(0))
 
 

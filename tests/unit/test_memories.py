@@ -19,7 +19,7 @@ from forerun.errors import ConfigError
 from forerun.models.identity import model_hash, model_name, tokenizer_hash
 from forerun.state import drafter_files
 from forerun.state.array_file import Origin
-from forerun.state.drafter_files import Kept
+from forerun.state.drafter_files import MemoryFile
 
 ORIGIN = Origin("t" * 64, (("tiny", "m" * 64),))
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
     for spec in ("none", "prompt_lookup"):
         drafter = registry.make("drafter", spec)
         with pytest.raises(ConfigError, match=f"drafter '{spec}' has nothing that could be"):
-            Kept("some.mem", drafter, Origin("", (), ""))
+            MemoryFile("some.mem", drafter, Origin("", (), ""))
     with pytest.raises(ConfigError, match="scope request ends with its request"):
         Stand(scope="request").keep()
     with pytest.raises(ConfigError, match="belongs to all, not to tenant 'a'"):
@@ -139,33 +139,36 @@ def test_a_group_of_one_tenant_teaches_later_groups() -> None:
 
 def test_files_bring_back_the_same_drafts(tmp_path: Path) -> None:
     path, drafter = tmp_path / "a.mem", taught()
-    saved = Kept(path, drafter, ORIGIN).save()
+    saved = MemoryFile(path, drafter, ORIGIN).save()
     copy = Stand(context=2, entries=4)
-    loaded = Kept(path, copy, ORIGIN).load()
+    loaded = MemoryFile(path, copy, ORIGIN).load()
     assert drafts(copy) == drafts(drafter)
     assert loaded.origin == saved.origin and loaded.to_dict()["counts"]["tokens"] == 60
 
 
 def test_another_tokenizer_or_tenant_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.mem"
-    Kept(path, taught(tenant="a"), replace(ORIGIN, tenant="a")).save()
+    MemoryFile(path, taught(tenant="a"), replace(ORIGIN, tenant="a")).save()
     for origin, said in (
         (replace(ORIGIN, tokenizer="u" * 64, tenant="a"), "learned with another tokenizer"),
         (replace(ORIGIN, tenant="b"), "belongs to tenant 'a', not to tenant 'b'"),
-        (ORIGIN, "to everybody; .* common copy with `forerun memory merge .*a.mem --tenant '' --o"),
+        (
+            ORIGIN,
+            "to all tenants; .* shared copy with `forerun memory merge .*a.mem --tenant '' --o",
+        ),
     ):
         drafter = taught(5)
         with pytest.raises(ConfigError, match=said):
-            Kept(path, drafter, origin).load()
+            MemoryFile(path, drafter, origin).load()
         assert drafts(drafter) == drafts(taught(5))  # untouched
-    Kept(path, Stand(context=2, entries=4), replace(ORIGIN, tenant="a")).load()
+    MemoryFile(path, Stand(context=2, entries=4), replace(ORIGIN, tenant="a")).load()
 
 
-def test_everybodys_memory_may_seed_a_tenants(tmp_path: Path) -> None:
+def test_a_shared_memory_may_be_loaded_for_a_tenant(tmp_path: Path) -> None:
     path = tmp_path / "a.mem"
-    Kept(path, taught(), ORIGIN).save()
+    MemoryFile(path, taught(), ORIGIN).save()
     drafter = Stand(context=2, entries=4)
-    kept = Kept(path, drafter, replace(ORIGIN, tenant="a"))
+    kept = MemoryFile(path, drafter, replace(ORIGIN, tenant="a"))
     kept.load()
     assert drafts(drafter, "a") == drafts(taught()) and not any(drafts(drafter))
     assert kept.origin.tenant == "a"
@@ -173,20 +176,20 @@ def test_everybodys_memory_may_seed_a_tenants(tmp_path: Path) -> None:
 
 def test_what_belongs_to_others_is_not_saved_over(tmp_path: Path) -> None:
     path, bobs = tmp_path / "a.mem", replace(ORIGIN, tenant="bob")
-    Kept(path, taught(), ORIGIN).save()
+    MemoryFile(path, taught(), ORIGIN).save()
     before = path.read_bytes()
-    kept = Kept(path, Stand(context=2, entries=4), bobs)
+    kept = MemoryFile(path, Stand(context=2, entries=4), bobs)
     kept.load()
-    with pytest.raises(ConfigError, match="is common, and saved for tenant 'bob' it would be lost"):
+    with pytest.raises(ConfigError, match="is shared by all tenants; saving it for tenant 'bob'"):
         kept.save()
-    with pytest.raises(ConfigError, match="is common"), kept:
+    with pytest.raises(ConfigError, match="is shared by all"), kept:
         raise AssertionError("the block must not begin")
     assert path.read_bytes() == before
     kept.path = tmp_path / "bob.mem"
     assert kept.save().origin.tenant == "bob"
     before = kept.path.read_bytes()
-    with pytest.raises(ConfigError, match="belongs to tenant 'bob', not to everybody"):
-        Kept(kept.path, taught(), ORIGIN).save()
+    with pytest.raises(ConfigError, match="belongs to tenant 'bob', not to all tenants"):
+        MemoryFile(kept.path, taught(), ORIGIN).save()
     assert kept.path.read_bytes() == before
 
 
@@ -194,10 +197,10 @@ def test_another_model_is_welcome_with_a_remark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.mem"
-    Kept(path, taught(), ORIGIN).save()
+    MemoryFile(path, taught(), ORIGIN).save()
     other = replace(ORIGIN, models=(("big", "n" * 64),))
     with caplog.at_level(logging.WARNING, "forerun"):
-        kept = Kept(path, Stand(context=2, entries=4), other)
+        kept = MemoryFile(path, Stand(context=2, entries=4), other)
         kept.load()
     assert "was learned from tiny" in caplog.text
     assert kept.save().origin.models == (("tiny", "m" * 64), ("big", "n" * 64))
@@ -207,11 +210,12 @@ def test_what_one_part_has_learned_is_saved_in_its_own_form(tmp_path: Path) -> N
     path = tmp_path / "a.mem"
     for name in ("fuse", "router"):
         both = registry.make("drafter", name, parts=("prompt_lookup", taught()))
-        assert Kept(path, both, ORIGIN).save().snapshot.kind == "stand"
+        assert MemoryFile(path, both, ORIGIN).save().snapshot.kind == "stand"
         alone, again = Stand(context=2, entries=4), Stand(context=2, entries=4)
-        Kept(path, alone, ORIGIN).load()
+        MemoryFile(path, alone, ORIGIN).load()
         assert drafts(alone) == drafts(taught())
-        Kept(path, registry.make("drafter", name, parts=("prompt_lookup", again)), ORIGIN).load()
+        fused = registry.make("drafter", name, parts=("prompt_lookup", again))
+        MemoryFile(path, fused, ORIGIN).load()
         assert drafts(again) == drafts(alone)
         held = drafter_files.read(path).snapshot
         assert both.merge([held, held]).counts["tokens"] == 120
@@ -223,9 +227,9 @@ def test_chances_come_back_with_a_memory(tmp_path: Path) -> None:
     path, drafter = tmp_path / "a.mem", taught()
     chances = drafter.memory(sequence([1])).chances
     chances[True].hits[:] *= 0.5
-    Kept(path, drafter, ORIGIN).save()
+    MemoryFile(path, drafter, ORIGIN).save()
     copy = Stand(context=2, entries=4)
-    Kept(path, copy, ORIGIN).load()
+    MemoryFile(path, copy, ORIGIN).load()
     found = copy.memory(sequence([1])).chances
     for drawn in (True, False):
         np.testing.assert_allclose(found[drawn].rates, chances[drawn].rates, rtol=1e-6)
@@ -233,18 +237,18 @@ def test_chances_come_back_with_a_memory(tmp_path: Path) -> None:
 
 def test_merge_and_cap(tmp_path: Path) -> None:
     one, two, out = (tmp_path / name for name in ("1", "2", "3"))
-    Kept(one, taught(1), ORIGIN).save()
-    Kept(two, taught(2), replace(ORIGIN, models=(("other", "o" * 64),))).save()
+    MemoryFile(one, taught(1), ORIGIN).save()
+    MemoryFile(two, taught(2), replace(ORIGIN, models=(("other", "o" * 64),))).save()
     merged = drafter_files.merge([one, two], out)
     assert merged.snapshot.counts["tokens"] == 120
     assert [name for name, _ in merged.origin.models] == ["tiny", "other"]
     assert drafter_files.read(out).snapshot.counts == merged.snapshot.counts
     capped = drafter_files.merge([out], out, max_bytes=2500)
     assert drafter_files.read(out).snapshot.nbytes == capped.snapshot.nbytes <= 2500
-    Kept(one, taught(1, entries=5), ORIGIN).save()
+    MemoryFile(one, taught(1, entries=5), ORIGIN).save()
     with pytest.raises(ConfigError, match="entries=5"):
         drafter_files.merge([one, two], out)
-    Kept(one, taught(1), replace(ORIGIN, tokenizer="u" * 64)).save()
+    MemoryFile(one, taught(1), replace(ORIGIN, tokenizer="u" * 64)).save()
     with pytest.raises(ConfigError, match="data of one tokenizer"):
         drafter_files.merge([one, two], out)
     assert drafter_files.read(out).snapshot.nbytes == capped.snapshot.nbytes
@@ -253,10 +257,10 @@ def test_merge_and_cap(tmp_path: Path) -> None:
 def test_merging_says_whose_it_is(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b", "")[:2]] + [tmp_path / "all"]
     for path, tenant in zip(paths, ("a", "b", ""), strict=True):
-        Kept(path, taught(tenant=tenant), replace(ORIGIN, tenant=tenant)).save()
+        MemoryFile(path, taught(tenant=tenant), replace(ORIGIN, tenant=tenant)).save()
     out = tmp_path / "out"
     assert drafter_files.merge([paths[0], paths[2]], out).origin.tenant == "a"
-    with pytest.raises(ConfigError, match="got those of a and b; say with --tenant"):
+    with pytest.raises(ConfigError, match="got those of a and b; name the owner"):
         drafter_files.merge(paths, out)
     assert drafter_files.merge(paths, out, tenant="").origin.tenant == ""
 
@@ -265,7 +269,7 @@ def test_draft_shows_what_a_memory_knows(tmp_path: Path) -> None:
     drafter = Stand(scope="tenant", context=2)
     for tokens, token in (([1, 2], 3), ([2, 3], 4)):
         drafter.memory(sequence([1])).update(tokens, [token], [1.0])
-    memory = Kept(tmp_path / "a", drafter, ORIGIN).save()
+    memory = MemoryFile(tmp_path / "a", drafter, ORIGIN).save()
     assert drafter_files.draft(memory, [1, 2], 4).path(1) == [3, 4]
 
 

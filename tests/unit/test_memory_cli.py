@@ -175,7 +175,7 @@ def test_generate_refuses_a_place_that_cannot_be_written_before_it_generates(
             assert generate("--memory", path)[0] == 0
             path.rename(long)
         status, out, err = generate("--memory", long)
-        assert (status, out) == (2, "") and "File name too long; give another place" in err
+        assert (status, out) == (2, "") and "File name too long; use another path" in err
 
 
 def test_info(call: Call, generate: Call, path: Path, tiny_folder: Path) -> None:
@@ -209,7 +209,7 @@ def test_info_goes_on_behind_a_bad_file(call: Call, generate: Call, path: Path) 
     assert status == 2 and [json.loads(line)["path"] for line in out.splitlines()] == [str(path)]
     lines = err.splitlines()
     assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
-    assert "never written by forerun" in lines[0] and "absent.mem" in lines[1]
+    assert "not written by forerun" in lines[0] and "absent.mem" in lines[1]
 
 
 def test_info_shows_what_would_be_drafted(
@@ -226,20 +226,23 @@ def test_info_shows_what_would_be_drafted(
     assert json.loads(call(*words, "--after", "qqqq")[1])["drafts"] == []
 
 
-def test_everybodys_memory_does_not_become_a_tenants_unasked(
+def test_a_shared_memory_is_not_saved_for_one_tenant(
     call: Call, generate: Call, path: Path, tmp_path: Path
 ) -> None:
     own = ("--memory", tmp_path / "a-bob.mem", "--tenant", "bob")
     assert generate("--memory", path)[0] == 0
     before = path.read_bytes()
     status, out, err = generate("--memory", path, "--tenant", "bob")
-    assert (status, out) == (2, "") and "is common, and saved for tenant 'bob' it would" in err
+    assert (status, out) == (
+        2,
+        "",
+    ) and "is shared by all tenants; saving it for tenant 'bob'" in err
     assert path.read_bytes() == before
     told = shlex.split(err.split("`forerun ")[1].split("`")[0])
     assert told == ["memory", "merge", str(path), *own[2:], "--out", str(own[1])]
     assert call(*told)[0] == 0 and generate(*own)[0] == 0  # a copy that is bob's
     _, _, err = generate("--memory", own[1])
-    assert "belongs to tenant 'bob', not to everybody" in err
+    assert "belongs to tenant 'bob', not to all tenants" in err
     told = shlex.split(err.split("`forerun ")[1].split("`")[0])
     assert call(*told)[0] == 0 and generate("--memory", told[-1])[0] == 0  # and a common one again
 
@@ -279,9 +282,9 @@ def test_a_cap_that_is_too_small_names_one_that_is_not(
     ("words", "said"),
     [
         (("info", "absent"), "there is no file absent"),
-        (("info", "{notes}"), "never written by forerun"),
+        (("info", "{notes}"), "not written by forerun"),
         (("merge", "{a}", "--out", "{notes}"), "is none of the files to merge"),
-        (("merge", "{a}", "{notes}", "--out", "{new}"), "never written by forerun"),
+        (("merge", "{a}", "{notes}", "--out", "{new}"), "not written by forerun"),
         (("cap", "{a}", "--mb", "0"), "--mb must be above 0 and at most 1073741824, got 0"),
         (("cap", "{a}", "--mb", "0.001"), "a cap of at least 1920 bytes (0.0018 MiB)"),
         (("merge", "{a}", "--mb", "0.001", "--out", "{new}"), "at least 1920 bytes"),

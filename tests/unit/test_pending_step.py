@@ -19,7 +19,7 @@ from forerun.drafters.fuse import Fuse
 from forerun.engine.engine import Engine
 from forerun.engine.safe_drafter import SafeDrafter
 from forerun.state.array_file import Origin
-from forerun.state.drafter_files import Kept
+from forerun.state.drafter_files import MemoryFile
 from forerun.verifiers.recursive import Recursive
 
 
@@ -106,7 +106,7 @@ def test_a_drafter_that_reads_rows_observes_at_once() -> None:
 def test_a_pending_step_is_observed_before(call: str, tmp_path: Path) -> None:
     drafter = Late([])
     engine = engine_of(drafter)
-    kept = Kept(tmp_path / "some.mem", drafter, Origin("t" * 64, (("m", "h"),)))
+    kept = MemoryFile(tmp_path / "some.mem", drafter, Origin("t" * 64, (("m", "h"),)))
     drafter.kept = frozenset({""})
     if call == "restore":
         kept.save()

@@ -21,9 +21,9 @@ from forerun.cli.main import main
 from forerun.engine.generation import Sample
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations import ray_batch
-from forerun.integrations.ray_batch import Pool
-from forerun.integrations.ray_results import Partial, partial_of
-from forerun.integrations.ray_worker import Asked, Worker
+from forerun.integrations.ray_batch import ActorPool
+from forerun.integrations.ray_results import PartialResults, partial_of
+from forerun.integrations.ray_worker import Request, Worker
 from forerun.state import drafter_files
 
 
@@ -54,9 +54,9 @@ def test_what_an_actor_does_not_find_it_says_itself(
     cluster: None, call: Call, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command's machine may lack it, and is not asked."""
-    starts: list[Pool] = []
-    start = Pool._start
-    monkeypatch.setattr(Pool, "_start", lambda pool: [starts.append(pool), start(pool)])
+    starts: list[ActorPool] = []
+    start = ActorPool._start
+    monkeypatch.setattr(ActorPool, "_start", lambda pool: [starts.append(pool), start(pool)])
     for flag, value in (("-d", "sam:corpus=nope"), ("--mix", "nope"), ("--style", "nope")):
         words = ("generate", "-p", "x", "-m", tiny_folder, "--engine", "ray", flag, value)
         status, _, err = call(*words)
@@ -67,7 +67,7 @@ def test_what_an_actor_does_not_find_it_says_itself(
 
 def test_a_killed_actor_s_prompts_are_redone(cluster: None, tiny_folder: Path) -> None:
     notes: list[str] = []
-    with Pool(setup(tiny_folder), actors=2, on_note=notes.append) as pool:
+    with ActorPool(setup(tiny_folder), actors=2, on_note=notes.append) as pool:
         (first,) = pool.pids.values()
         results = pool.results(asked())
         found = [next(results)]
@@ -76,7 +76,7 @@ def test_a_killed_actor_s_prompts_are_redone(cluster: None, tiny_folder: Path) -
         assert first not in pool.pids.values()
     assert sorted(index for index, _ in found) == list(range(5))
     assert tokens(found) == local(tiny_folder)
-    assert len(notes) == 1 and f"actor {first} died over prompts" in notes[0]
+    assert len(notes) == 1 and f"actor {first} died during prompts" in notes[0]
 
 
 class Fatal(Worker):
@@ -123,10 +123,10 @@ def test_an_actor_that_dies_while_it_loads_is_replaced(
     monkeypatch.setattr(ray_batch, "Worker", Stillborn)
     (tiny_folder / "die").touch()
     notes: list[str] = []
-    with Pool(setup(tiny_folder), actors=1, on_note=notes.append) as pool:
+    with ActorPool(setup(tiny_folder), actors=1, on_note=notes.append) as pool:
         found = list(pool.results(asked()))
     assert tokens(found) == local(tiny_folder)
-    assert notes == ["an actor died over loading the model; another one does it again"]
+    assert notes == ["an actor died during loading the model; another actor retries"]
 
 
 @pytest.mark.slow
@@ -134,14 +134,14 @@ def test_an_actor_that_cannot_take_up_a_memory_says_so(
     by_value: None, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that starts later than the others."""
-    first = Pool(setup(tiny_folder, drafter="stand"), actors=2)
+    first = ActorPool(setup(tiny_folder, drafter="stand"), actors=2)
     with first as pool, pool.memory(tmp_path / "a.mem", drafter="stand"):
         list(pool.results(asked()[:1]))
         monkeypatch.setattr(ray_batch, "Worker", Forgetful)
         pool._connect()  # the kind of actor that comes next
         pool._start()
         with pytest.raises(ConfigError, match="this memory does not fit"):
-            pool._await()
+            pool._wait()
 
 
 @pytest.mark.slow
@@ -149,10 +149,10 @@ def test_a_prompt_that_kills_every_actor_ends_the_run(
     by_value: None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_batch, "Worker", Fatal)
-    whole, found = [*asked(), Asked(5, [7], SAMPLING)], []
+    whole, found = [*asked(), Request(5, [7], SAMPLING)], []
     with (
-        Pool(setup(tiny_folder), actors=1, on_note=lambda note: None) as pool,
-        pytest.raises(CapacityError, match="3 actors died one after another over prompts 5 to 5"),
+        ActorPool(setup(tiny_folder), actors=1, on_note=lambda note: None) as pool,
+        pytest.raises(CapacityError, match="3 actors in a row died during prompts 5 to 5"),
     ):
         found.extend(pool.results(whole[3:]))  # what came before is there
         pytest.fail("the run did not end")
@@ -189,7 +189,8 @@ def _unfinish(out: Path, done: dict[int, list[dict[str, Any]]], words: list[Any]
     headers: list[dict[str, Any]] = []
     out.unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Partial, "_resume", lambda self: headers.append(self.header) or _stop())
+        keep = lambda self: headers.append(self.header) or _stop()  # noqa: E731
+        patch.setattr(PartialResults, "_resume", keep)
         assert main([*map(str, words), "--seed", "5"]) == 2
     held = [{"prompt_index": i, "samples": samples} for i, samples in done.items()]
     partial_of(out).write_text("".join(json.dumps(line) + "\n" for line in [*headers, *held]))
@@ -203,9 +204,9 @@ def _stop() -> None:
 def test_ctrl_c_keeps_what_was_finished(
     cluster: None, call: Call, tiny_folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    out, plain = tmp_path / "results.jsonl", Pool.results
+    out, plain = tmp_path / "results.jsonl", ActorPool.results
 
-    def stopped(self: Pool, whole: Any) -> Iterator[Any]:
+    def stopped(self: ActorPool, whole: Any) -> Iterator[Any]:
         results = plain(self, whole)
         yield next(results)
         raise KeyboardInterrupt
@@ -213,7 +214,7 @@ def test_ctrl_c_keeps_what_was_finished(
     words = ["generate", "-m", tiny_folder, "-f", prompts, "--max-new-tokens", 10, "--seed", 5]
     words += ["--engine", "ray", "--out", out, "--json"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pool, "results", stopped)
+        patch.setattr(ActorPool, "results", stopped)
         status, _, err = call(*words)
     assert status == 130 and not out.exists()
     assert "the same command goes on from there" in err

@@ -16,7 +16,7 @@ from index_files import data, numbers_file, write_lines
 from forerun.cli.main import main
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations import ray_index
-from forerun.integrations.ray_index import RayIndex, Searcher
+from forerun.integrations.ray_index import RayIndex, ShardSearcher
 from forerun.ngrams.index.build import build
 from forerun.ngrams.index.build.build import Options
 from forerun.ngrams.index.build.documents import Reading
@@ -152,7 +152,7 @@ def test_a_killed_tokenising_task_is_run_again(cluster: Any, tmp_path: Path) -> 
     assert mark.read_text() == "died\n"
     assert all(data(tmp_path / "ray")[name] == data(tmp_path / "local")[name] for name in tokens)
     mark.unlink()
-    with pytest.raises(CapacityError, match="3 processes died one after another over the same"):
+    with pytest.raises(CapacityError, match="3 processes in a row died on the same"):
         ray_index.build(tmp_path / "never", [lines], Options(tokenizer=deadly(mark, True)))
     assert mark.read_text() == "died\n" * 3
     with pytest.raises(DataError, match="interrupted"):
@@ -204,8 +204,8 @@ def test_actors_answer_as_one_process_and_come_back(
 
 def test_an_actor_answers_for_its_shards(numbers: Path, tmp_path: Path) -> None:
     build.build(tmp_path / "ix", [numbers], PARTS)
-    whole, part = Index.open(tmp_path / "ix"), Searcher(tmp_path / "ix", [0, 2], True)
+    whole, part = Index.open(tmp_path / "ix"), ShardSearcher(tmp_path / "ix", [0, 2], True)
     flat, starts = whole._flat([[1], [2, 3]])
     found = whole._batch("find_many", flat, starts, 2)
-    assert np.array_equal(part.ask("_batch", "find_many", flat, starts, 2), found[[0, 2]])
+    assert np.array_equal(part.call("_batch", "find_many", flat, starts, 2), found[[0, 2]])
     assert part.pid() == os.getpid()

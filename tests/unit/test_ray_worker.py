@@ -16,7 +16,7 @@ from forerun.core.roles import name_of
 from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, DataError
 from forerun.integrations.ray_batch import pieces, share
-from forerun.integrations.ray_worker import Asked, Twice
+from forerun.integrations.ray_worker import Request, ShadowedDrafter
 
 
 def test_shares_of_nodes() -> None:
@@ -58,7 +58,7 @@ def test_a_stopped_worker_returns_whole_prompts_only(tiny_folder: Path) -> None:
 
 
 def test_a_bad_prompt_is_refused_under_its_own_number(tiny_folder: Path) -> None:
-    whole = [*asked(), Asked(5, "the cat " * 200, SAMPLING), Asked(6, [9999], SAMPLING)]
+    whole = [*asked(), Request(5, "the cat " * 200, SAMPLING), Request(6, [9999], SAMPLING)]
     made = worker(tiny_folder)
     with pytest.raises(CapacityError, match=r"^prompt 5 has \d+ tokens, but the context"):
         made.check(whole[2:])
@@ -92,7 +92,7 @@ def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, draft
 
 def test_both_drafters_are_shown_the_same_steps() -> None:
     parts = [registry.make("drafter", "stand") for _ in range(2)]
-    both, shown = Twice(*parts), []
+    both, shown = ShadowedDrafter(*parts), []
     assert both.can_observe_late and name_of(both) == "stand"
     for part in parts:
         part.observe = shown.append

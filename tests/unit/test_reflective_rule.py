@@ -22,7 +22,7 @@ from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
 from forerun.serving.methods import make_verifier
 from forerun.verifiers.recursive import Recursive
-from forerun.verifiers.reflective import Fused, Reflective
+from forerun.verifiers.reflective import FusedRows, Reflective
 
 
 class Letters:
@@ -131,9 +131,11 @@ def test_readings_of_several_paths_are_averaged():
 def test_laws_may_be_fused_instead_of_logits():
     z, zr = np.array([0.0, 1.0, -1.0]), np.array([2.0, 0.0, 0.0])
     rows = Rows(torch.from_numpy(np.stack([z, z])), None, torch.from_numpy(zr[None]))
-    fused = Fused(rows, {-1: [0]}, 0.25, "prob")
+    fused = FusedRows(rows, {-1: [0]}, 0.25, "prob")
     np.testing.assert_allclose(softmax(fused.row(-1)), 0.75 * softmax(z) + 0.25 * softmax(zr))
-    np.testing.assert_allclose(Fused(rows, {-1: [0]}, 0.25, "logit").row(-1), z + 0.25 * (zr - z))
+    np.testing.assert_allclose(
+        FusedRows(rows, {-1: [0]}, 0.25, "logit").row(-1), z + 0.25 * (zr - z)
+    )
     np.testing.assert_array_equal(fused.row(0), z)
 
 
@@ -165,7 +167,7 @@ def test_bad_options_are_refused():
     for options in ({"weight": 1.5}, {"fusion": "mean"}, {"leaves": 0}):
         with pytest.raises(ConfigError, match="reflective needs 0 <= weight <= 1"):
             made(**options)
-    with pytest.raises(ConfigError, match="the tokenizer to encode it"):
+    with pytest.raises(ConfigError, match="and a tokenizer: use"):
         engine(Reflective())
     with pytest.raises(ConfigError, match="a template of at least one token"):
         engine(made(template=""))

@@ -39,13 +39,13 @@ def q(ids: list[int], probs: list[float]) -> Proposal:
 
 # what a node claims to have been drawn from, and what is wrong with that
 FLAWS = {
-    "token not covered": (q([0, 1], [0.5, 0.5]), "whose q is 0"),
-    "token of probability 0": (q([0, 1, 2], [0.5, 0.5, 0.0]), "whose q is 0"),
-    "NaN": (q([0, 1, 2], [np.nan, 0.5, 0.5]), "no law, with sum nan"),
-    "zero sum": (q([0, 1, 2], [0.0, 0.0, 0.0]), "no law, with sum 0"),
-    "infinite": (q([0, 1, 2], [np.inf, 0.5, 0.5]), "no law, with sum inf"),
-    "negative": (q([0, 1, 2], [0.7, -0.2, 0.5]), "no law, with sum 1"),
-    "empty": (q([], []), "no law, with sum 0"),
+    "token not covered": (q([0, 1], [0.5, 0.5]), "with q = 0"),
+    "token of probability 0": (q([0, 1, 2], [0.5, 0.5, 0.0]), "with q = 0"),
+    "NaN": (q([0, 1, 2], [np.nan, 0.5, 0.5]), "no distribution .sum nan"),
+    "zero sum": (q([0, 1, 2], [0.0, 0.0, 0.0]), "no distribution .sum 0"),
+    "infinite": (q([0, 1, 2], [np.inf, 0.5, 0.5]), "no distribution .sum inf"),
+    "negative": (q([0, 1, 2], [0.7, -0.2, 0.5]), "no distribution .sum 1"),
+    "empty": (q([], []), "no distribution .sum 0"),
     "larger vocabulary": (q([0, 2, 3], [0.2, 0.3, 0.5]), "holds token 3, of 3 tokens"),
     "negative id": (q([-1, 2], [0.5, 0.5]), "holds token -1, of 3 tokens"),
 }
@@ -77,8 +77,8 @@ def test_debug_raises(name: str, verifier: type) -> None:
 @pytest.fixture
 def release(monkeypatch):
     monkeypatch.setattr(base, "STRICT", False)
-    monkeypatch.setattr(base.Refusals, "count", 0)
-    return base.Refusals
+    monkeypatch.setattr(base.InvalidDrafts, "count", 0)
+    return base.InvalidDrafts
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -147,7 +147,7 @@ def test_a_target_without_a_law_is_an_error_in_both(verifier, row, release) -> N
 def test_the_log_counts_in_powers_of_ten(release, caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="forerun"):
         for _ in range(120):
-            base.refuse("node 3 holds token 7, whose q is 0")
+            base.reject_invalid("node 3 holds token 7, with q = 0")
     assert [record.args[0] for record in caplog.records] == [1, 10, 100]
     assert "(100 so far): node 3 holds token 7" in caplog.text
 
@@ -157,14 +157,14 @@ import numpy as np
 from forerun.core.dice import SeededDice
 from forerun.core.sampling import Sampling
 from forerun.core.tree import IID, Proposal, TreeBuilder
-from forerun.verifiers.base import STRICT, Refusals
+from forerun.verifiers.base import STRICT, InvalidDrafts
 from forerun.verifiers.recursive import Recursive
 class Laws(dict):
     sampling = Sampling()
 tree = TreeBuilder()
 tree.add(2, -1, IID, Proposal(np.array([0, 1], np.int32), np.array([0.5, 0.5])))
 verdict = Recursive().verify(tree.build(), Laws({-1: np.array([0.5, 0.3, 0.2])}), SeededDice(0))
-print(STRICT, verdict.nodes, Refusals.count)
+print(STRICT, verdict.nodes, InvalidDrafts.count)
 """
 
 
@@ -174,4 +174,4 @@ def test_python_without_assertions_is_release() -> None:
         [sys.executable, "-O", "-c", OPTIMISED], capture_output=True, text=True, env=env
     )
     assert done.stdout.split("\n")[0] == "False [] 1", done.stderr
-    assert "refused a draft" in done.stderr
+    assert "invalid draft, drew" in done.stderr

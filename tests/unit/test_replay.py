@@ -182,9 +182,9 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ),
         (
             '{"prompt": "p", "prompt": "q", "text": "t"}\n{}',
-            "a.jsonl line 1 is not JSON: .*'prompt' is there twice",
+            "a.jsonl line 1 is not JSON: .*duplicate key 'prompt'",
         ),
-        ('{"prompt": "p"}\n{"text": "p", "text": "q"}', "line 2 is .* key 'text' is there twice"),
+        ('{"prompt": "p"}\n{"text": "p", "text": "q"}', "line 2 is .* duplicate key 'text'"),
         ('\n{"prompt": "p", "n": ' + "9" * 5000 + "}\n{}", "line 2 is .* thousands of digits"),
         ("[" * 10**5 + "\n{}", "line 1 is not JSON: its brackets are nested too deeply"),
         (
@@ -194,7 +194,7 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ),
         ('[\n{"prompt": "p"},\n]', r"a.jsonl is not JSON: .*: line \d column \d+ \("),
         ('{"data": [\n{"prompt": "p",\n"text": "t"', "a.jsonl is not JSON: .*: line 3 column"),
-        ('[\n{"prompt": "p", "n": 1, "n": 2}\n]', "a.jsonl is not JSON: .*is there twice"),
+        ('[\n{"prompt": "p", "n": 1, "n": 2}\n]', "a.jsonl is not JSON: .*duplicate key"),
         (
             '{"prompt": "p", "n": 3}',
             "record 1 has no text or list .* --text-field, one of: prompt, n",

@@ -21,7 +21,7 @@ from forerun.engine.safe_drafter import SafeDrafter
 from forerun.engine.stats import Recorder, Stats
 from forerun.errors import ConfigError
 from forerun.state.array_file import Origin
-from forerun.state.drafter_files import Kept
+from forerun.state.drafter_files import MemoryFile
 from forerun.verifiers.recursive import Recursive
 
 OWN = "test_seven_methods"
@@ -104,4 +104,4 @@ def test_it_costs_what_the_defaults_say() -> None:
 
 def test_it_cannot_be_saved(tmp_path) -> None:
     with pytest.raises(ConfigError, match=f"drafter '{OWN}' has nothing that could be saved"):
-        Kept(tmp_path / "some.mem", Seven(), Origin("t" * 64, ()))
+        MemoryFile(tmp_path / "some.mem", Seven(), Origin("t" * 64, ()))

@@ -75,7 +75,7 @@ def test_a_batch_walked_in_parts_has_the_outcomes_of_the_whole(monkeypatch, most
     trees = [random_tree(rng, vocab) for _ in range(12)] + [EMPTY]
     p = [torch.from_numpy(laws_of(tree, rng, vocab, 2, np.float32)) for tree in trees]
     whole, ours = ([SeededDice(1, i) for i in range(len(trees))] for _ in range(2))
-    monkeypatch.setattr(tensor_walk, "MOST", 1 << 40)
+    monkeypatch.setattr(tensor_walk, "MAX_WALK_BYTES", 1 << 40)
     expected, sizes = verdicts(p, trees, whole), []
 
     def recorded(laws: torch.Tensor, grown: Forest) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +83,7 @@ def test_a_batch_walked_in_parts_has_the_outcomes_of_the_whole(monkeypatch, most
         return walk(laws, grown)
 
     monkeypatch.setattr(tensor_walk, "walk", recorded)
-    monkeypatch.setattr(tensor_walk, "MOST", most)
+    monkeypatch.setattr(tensor_walk, "MAX_WALK_BYTES", most)
     assert verdicts(p, trees, ours) == expected
     assert [dice.uniform() for dice in ours] == [dice.uniform() for dice in whole]
     assert sum(num for num, _ in sizes) == len(trees) and len(sizes) > 1
@@ -126,7 +126,7 @@ def test_a_broken_q_is_refused_and_the_others_are_judged(monkeypatch) -> None:
     good, bad = one_node(1, [0, 1], [0.5, 0.5]), one_node(2, [0, 1], [0.5, 0.5])
     p = np.array([[0.2, 0.3, 0.5]] * 2)
     rows = [torch.from_numpy(p)] * 2
-    with pytest.raises(AssertionError, match="whose q is 0"):
+    with pytest.raises(AssertionError, match="with q = 0"):
         verdicts(rows, [good, bad], [SeededDice(0), SeededDice(1)])
     monkeypatch.setattr(base, "STRICT", False)
     found = verdicts(rows, [bad, good], [SeededDice(1), SeededDice(0)])

@@ -238,9 +238,13 @@ def test_long_documents_come_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("bad.txt", b"good\nbad \xe9t\xe9\n", r"line 2, is not UTF-8: byte 0xe9 at position 4"),
         ("bad.txt.gz", b"no gzip", "cannot be read"),
         ("bad.jsonl", b'{"text": "a"}\n{"words": 1}\n', r'line 2: expected a JSON object with "te'),
-        ("bad.jsonl", b'{"text": "a", "text": "b"}\n', "key 'text' is there twice"),
+        ("bad.jsonl", b'{"text": "a", "text": "b"}\n', "duplicate key 'text'"),
         ("bad.jsonl", b"plain\n", "line 1: expected a JSON object"),
-        ("bad.jsonl", b'{"text": "a\\ud800"}\n', "line 1, is not UTF-8 text: half of a pair"),
+        (
+            "bad.jsonl",
+            b'{"text": "a\\ud800"}\n',
+            "line 1, is not UTF-8 text: half of a surrogate pair",
+        ),
     ],
 )
 def test_bad_files_are_named(

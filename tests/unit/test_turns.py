@@ -1,4 +1,4 @@
-"""Turns: one thread at a time, in the order in which they came, and again by who holds it."""
+"""FairLock: one thread at a time, in the order of arrival, reentrant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.utils.locks import Turns
+from forerun.utils.locks import FairLock
 
 
 def ended(work: Callable[[], None]) -> bool:
@@ -23,7 +23,7 @@ def ended(work: Callable[[], None]) -> bool:
     return not thread.is_alive()
 
 
-def is_free(turns: Turns) -> bool:
+def is_free(turns: FairLock) -> bool:
     def take() -> None:
         with turns:
             pass
@@ -32,7 +32,7 @@ def is_free(turns: Turns) -> bool:
 
 
 def test_nobody_is_passed_over() -> None:
-    turns, start, order = Turns(), Barrier(3), list[int]()
+    turns, start, order = FairLock(), Barrier(3), list[int]()
 
     def work(who: int) -> None:
         start.wait(10)
@@ -54,7 +54,7 @@ def test_nobody_is_passed_over() -> None:
 
 
 def test_an_error_gives_the_turn_back() -> None:
-    turns = Turns()
+    turns = FairLock()
     with pytest.raises(ValueError), turns:
         raise ValueError
     assert is_free(turns)
@@ -73,7 +73,7 @@ def test_interrupts_at_any_moment_give_the_turn_back(depth: int) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(3000):
-            turns = Turns()
+            turns = FairLock()
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 97 * 1.3e-6)
                 while True:
@@ -90,7 +90,7 @@ def test_interrupts_at_any_moment_give_the_turn_back(depth: int) -> None:
 
 def test_a_finalizer_that_comes_while_a_turn_is_waited_for_has_its_own() -> None:
     """It may run between any two lines of the thread that waits, and use what it closes."""
-    turns, came = Turns(), list[int]()
+    turns, came = FairLock(), list[int]()
 
     def finalizer(frame: Any, event: str, _: object) -> Any:
         if frame.f_code.co_name == "__enter__":
@@ -116,22 +116,22 @@ def test_a_finalizer_that_comes_while_a_turn_is_waited_for_has_its_own() -> None
 
 
 def test_what_is_due_soon_is_done_with_the_next_turn_and_never_waits() -> None:
-    turns, done = Turns(), list[str]()
-    turns.soon(lambda: done.append("at once"))
+    turns, done = FairLock(), list[str]()
+    turns.run_when_free(lambda: done.append("at once"))
     assert done == ["at once"] and is_free(turns)
 
     def of_another_thread() -> None:
-        turns.soon(lambda: done.append("after another's turn"))
-        turns.soon(lambda: done.append("in order"))
+        turns.run_when_free(lambda: done.append("after another's turn"))
+        turns.run_when_free(lambda: done.append("in order"))
 
     with turns:
-        turns.soon(lambda: done.append("not amidst its own turn"))
+        turns.run_when_free(lambda: done.append("not amidst its own turn"))
         assert ended(of_another_thread)
         with turns:
             assert done == ["at once"]
     with turns:
         assert done[1:] == ["not amidst its own turn", "after another's turn", "in order"]
-    turns.soon(lambda: turns.soon(lambda: done.append("and what that wants")))
+    turns.run_when_free(lambda: turns.run_when_free(lambda: done.append("and what that wants")))
     assert done[4:] == ["and what that wants"] and is_free(turns)
 
 
@@ -140,9 +140,9 @@ def fail() -> None:
 
 
 def test_an_error_of_what_was_due_gives_the_turn_back(caplog: pytest.LogCaptureFixture) -> None:
-    turns = Turns()
+    turns = FairLock()
     with pytest.raises(ValueError):
-        turns.soon(fail)
+        turns.run_when_free(fail)
     assert is_free(turns)
     with turns:
         pass
@@ -153,20 +153,20 @@ def test_an_error_of_what_was_due_gives_the_turn_back(caplog: pytest.LogCaptureF
 def test_an_error_of_what_was_due_is_told_and_spares_who_comes_next(
     caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    turns, done = Turns(), list[int]()
+    turns, done = FairLock(), list[int]()
     with turns:
-        turns.soon(fail)
-        turns.soon(lambda: done.append(1))
+        turns.run_when_free(fail)
+        turns.run_when_free(lambda: done.append(1))
     if how == "with":
         with turns:
             done.append(2)
     else:
-        turns.soon(lambda: done.append(2))
+        turns.run_when_free(lambda: done.append(2))
     assert done == [1, 2] and "of another call" in caplog.text
 
 
 def test_what_was_due_and_is_interrupted_is_done_in_the_next_turn() -> None:
-    turns, done = Turns(), list[int]()
+    turns, done = FairLock(), list[int]()
 
     def work() -> None:
         done.append(1)
@@ -174,7 +174,7 @@ def test_what_was_due_and_is_interrupted_is_done_in_the_next_turn() -> None:
             raise KeyboardInterrupt
 
     with turns:
-        turns.soon(work)
+        turns.run_when_free(work)
     with pytest.raises(KeyboardInterrupt):
         turns.__enter__()
     assert is_free(turns) and done == [1, 1]
@@ -183,6 +183,6 @@ def test_what_was_due_and_is_interrupted_is_done_in_the_next_turn() -> None:
 
 
 def test_copies_share_and_deep_copies_do_not() -> None:
-    held = {"turns": Turns()}
+    held = {"turns": FairLock()}
     assert copy.copy(held)["turns"] is held["turns"]
     assert copy.deepcopy(held)["turns"] is not held["turns"]

@@ -46,15 +46,15 @@ def emitted(p: np.ndarray, q: np.ndarray, verifier: Typical) -> np.ndarray:
 
 
 def formula(p: np.ndarray, q: np.ndarray, verifier: Typical) -> np.ndarray:
-    typical = p > verifier.border(p)
+    typical = p > verifier.threshold(p)
     return np.where(typical, q, 0) + q[~typical].sum() * p
 
 
-def test_border_by_hand():
+def test_threshold_by_hand():
     p = np.array([0.5, 0.25, 0.25])  # H = 1.5 ln 2, exp(-H) = 2^-1.5
-    assert Typical(epsilon=0.5).border(p) == pytest.approx(0.3 * 2**-1.5)
-    assert Typical().border(p) == 0.09
-    assert Typical().border(np.full(64, 1 / 64)) == pytest.approx(0.3 / 64)  # delta / V
+    assert Typical(epsilon=0.5).threshold(p) == pytest.approx(0.3 * 2**-1.5)
+    assert Typical().threshold(p) == 0.09
+    assert Typical().threshold(np.full(64, 1 / 64)) == pytest.approx(0.3 / 64)  # delta / V
     assert entropy(np.array([0.0, 1.0, 0.0])) == 0.0
 
 

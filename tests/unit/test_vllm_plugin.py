@@ -75,7 +75,7 @@ class TestForms:
     def test_the_full_form_tells_what_drafts_were_drawn_from(self, make: Any) -> None:
         loop = Loop(make("stand"), chaos=False)
         warm(loop)
-        loop.drafter.see(loop, torch.zeros(8, V), metadata_of(loop))
+        loop.drafter.receive_logits(loop, torch.zeros(8, V), metadata_of(loop))
         q = loop.drafter.draft_probs()
         assert q is not None and q.shape == (6, V)
         assert (q > 0).sum() > 6 and torch.allclose(q.sum(1), torch.ones(6))
@@ -86,7 +86,7 @@ class TestForms:
     ) -> None:
         loop = Loop(make("stand"), chaos=False)
         warm(loop, **options)
-        loop.drafter.see(loop, torch.zeros(8, V), metadata_of(loop))
+        loop.drafter.receive_logits(loop, torch.zeros(8, V), metadata_of(loop))
         assert loop.drafter.draft_probs() is None
 
     def test_requests_of_both_kinds_in_one_batch(self, make: Any) -> None:
@@ -94,7 +94,7 @@ class TestForms:
         loop.add("greedy", params(0.0))
         warm(loop)
         metadata = metadata_of(loop)
-        loop.drafter.see(loop, torch.zeros(12, V), metadata)
+        loop.drafter.receive_logits(loop, torch.zeros(12, V), metadata)
         q, first = loop.drafter.draft_probs(), metadata.draft_token_ids[:3]
         assert q[:3].equal(torch.eye(V)[first]) and (q[3:] > 0).sum() > 6
 
@@ -103,23 +103,23 @@ class TestForms:
         for full in (True, False):
             loop = Loop(make("stand", full=full), chaos=False)
             warm(loop, steps=1)
-            text = next(iter(loop.drafter._texts.values()))[0]
+            text = next(iter(loop.drafter._requests.values()))[0]
             held[full] = loop.drafter.drafter.drafter.memory(text.seq).lookup(PROMPT)
         assert len(held[True].ids) == V and len(held[False].ids) <= 2
 
     def test_equal_prompts_share_a_memory(self, make: Any) -> None:
         loop = Loop(make("stand"))
         warm(loop)
-        assert len({t.seq.group for texts in loop.drafter._texts.values() for t in texts}) == 1
+        assert len({t.seq.group for texts in loop.drafter._requests.values() for t in texts}) == 1
 
     @pytest.mark.parametrize("full", [True, False])
     def test_rows_that_move_keep_their_texts(self, make: Any, full: bool) -> None:
         loop = Loop(make("suffix", full=full), chaos=False)
         warm(loop, steps=3)
-        before = {id(t.seq) for texts in loop.drafter._texts.values() for t in texts}
+        before = {id(t.seq) for texts in loop.drafter._requests.values() for t in texts}
         loop.requests = dict(reversed(loop.requests.items()))
         loop.step()
-        texts = [t.seq for texts in loop.drafter._texts.values() for t in texts]
+        texts = [t.seq for texts in loop.drafter._requests.values() for t in texts]
         assert {id(seq) for seq in texts} == before
         assert sorted(seq.tokens for seq in texts) == sorted(
             r.tokens for r in loop.requests.values()
@@ -131,17 +131,17 @@ class TestForms:
         warm(loop)
         loop.requests.pop("0")
         loop.step()
-        assert sum(map(len, loop.drafter._texts.values())) == 1
+        assert sum(map(len, loop.drafter._requests.values())) == 1
 
     def test_a_request_that_waits_keeps_its_q(self, make: Any) -> None:
         loop = Loop(make("stand"), chaos=False)
         warm(loop)
-        tree, waiting = loop.drafter._texts["0"][0].drafted, loop.requests.pop("0")
+        tree, waiting = loop.drafter._requests["0"][0].drafted, loop.requests.pop("0")
         loop.requests, both = {"1": loop.requests["1"]}, loop.requests | {"0": waiting}
         loop.input_batch.req_ids = ["1"]
         loop.drafter._runner = SimpleNamespace(requests=both, input_batch=loop.input_batch)
         step_with(loop, both)
-        assert len(tree) and loop.drafter._texts["0"][0].drafted is tree
+        assert len(tree) and loop.drafter._requests["0"][0].drafted is tree
 
     def test_no_draft_leaves_the_context(self, make: Any) -> None:
         loop = Loop(make("recycling"), chaos=False)
@@ -157,12 +157,12 @@ class TestForms:
 
 def step_with(loop: Loop, requests: dict[str, Any]) -> None:
     """A step of all of the loop's requests, while the runner knows of `requests`."""
-    see = loop.drafter.see
+    see = loop.drafter.receive_logits
 
     def seen(runner: Any, *args: Any) -> None:
         see(SimpleNamespace(requests=requests, input_batch=loop.input_batch), *args)
 
-    loop.drafter.see = seen
+    loop.drafter.receive_logits = seen
     loop.step()
 
 

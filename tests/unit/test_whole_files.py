@@ -59,7 +59,7 @@ def test_a_full_disk_is_told_in_the_words_that_were_given(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' is there twice"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "duplicate key 'c'"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a":', "Expecting value"),
     ],

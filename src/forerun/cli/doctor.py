@@ -141,7 +141,7 @@ def _kernels() -> dict[str, str]:
     from forerun.runner.native import kernels
     from forerun.utils import jit_cache
 
-    cold, native = jit_cache.cold(), kernels()
+    cold, native = jit_cache.uncompiled_kernels(), kernels()
     return {
         "passes on the CPU": f"our own, {native.why}" if native else f"torch: {native.why}",
         "numba": f"{counted(len(cold), 'kernel')} not compiled yet; the first use takes a minute"

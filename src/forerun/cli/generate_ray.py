@@ -25,13 +25,13 @@ from forerun.cli.output import (
 from forerun.cli.prompts import Job, as_shown
 from forerun.engine.stats import COUNTS, Stats
 from forerun.errors import ConfigError, UnknownName
-from forerun.integrations.ray_results import Partial, partial_of, seed_of
-from forerun.integrations.ray_worker import Asked, Setup
+from forerun.integrations.ray_results import PartialResults, partial_of, seed_of
+from forerun.integrations.ray_worker import Request, Setup
 from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.engine.generation import Sample
-    from forerun.integrations.ray_batch import Pool
+    from forerun.integrations.ray_batch import ActorPool
     from forerun.models.tokenizer import Tokenizer
 
 ENGINES = ("local", "ray")
@@ -68,8 +68,8 @@ def seed_for(engine: str, out: Path | None) -> int:
 class Show:
     """Samples in the order of the prompts as soon as all before them are there, and progress."""
 
-    partial: Partial
-    asked: list[Asked]
+    partial: PartialResults
+    asked: list[Request]
     is_json: bool
     tokenizer: Tokenizer
     num_old: int = 0
@@ -149,14 +149,14 @@ def run(
     given: dict[str, Any], jobs: list[Job], setup: Setup, call: str, seed: int, is_json: bool
 ) -> None:
     """All prompts over the actors; whatever ends it, finished prompts are kept."""
-    from forerun.integrations.ray_batch import Pool
+    from forerun.integrations.ray_batch import ActorPool
     from forerun.models.generation_config import tell_defaults
     from forerun.models.paths import located
     from forerun.models.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(located(setup.model))
     asked = [
-        Asked(i, _shown(tokenizer, setup.model, job.prompt, given["chat"]), job.sampling)
+        Request(i, _shown(tokenizer, setup.model, job.prompt, given["chat"]), job.sampling)
         for i, job in enumerate(jobs)
     ]
     settings = {
@@ -164,7 +164,7 @@ def run(
         for name, value in given.items()
         if name not in FREE and (value or name not in LATER)
     }
-    with Partial(given["out"], seed, settings, asked) as partial:
+    with PartialResults(given["out"], seed, settings, asked) as partial:
         show = Show(partial, asked, is_json, tokenizer)
         left = [one for one in asked if one.index not in partial.held]
         if show.num_old:
@@ -175,7 +175,7 @@ def run(
             actors = min(given["actors"] or ACTORS, len(left))
             with (  # Ray's own remarks are no results
                 redirect_stdout(sys.stderr),
-                Pool(setup, actors=actors, on_note=notice) as pool,
+                ActorPool(setup, actors=actors, on_note=notice) as pool,
             ):
                 pool.check(left)
                 with kept(
@@ -189,7 +189,7 @@ def run(
         partial.finish()
 
 
-def _work(pool: Pool, left: list[Asked], jobs: list[Job], show: Show, call: str) -> None:
+def _work(pool: ActorPool, left: list[Request], jobs: list[Job], show: Show, call: str) -> None:
     def keep(index: int, samples: list[Sample]) -> None:
         with delayed_interrupt():
             show.partial.add(index, _records(samples, show.asked[index], jobs[index], call))
@@ -218,7 +218,7 @@ def _say_interrupted(show: Show) -> None:
     notice(f"interrupted: {done}{where}")
 
 
-def _records(samples: list[Sample], one: Asked, job: Job, call: str) -> list[dict[str, Any]]:
+def _records(samples: list[Sample], one: Request, job: Job, call: str) -> list[dict[str, Any]]:
     seed = one.sampling.seed
     assert seed is not None
     named = {} if job.id is None else {"id": job.id}

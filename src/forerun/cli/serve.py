@@ -22,7 +22,7 @@ from forerun.utils.text import counted
 if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.serving.replicas import ReplicaSetup
-    from forerun.serving.server import Drained
+    from forerun.serving.server import DrainingServer
     from forerun.serving.settings import Settings
     from forerun.serving.tenants import Keys
 
@@ -131,9 +131,9 @@ def command(
         _check(replicas, context, device)
         settings = _settings(ctx.params)
         keys, template = _keys(api_keys), _template(chat_template, model)
-        from forerun.serving.server import bound
+        from forerun.serving.server import bind_sockets
 
-        sockets = bound(host, port)  # before anything is loaded
+        sockets = bind_sockets(host, port)  # before anything is loaded
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     if replicas != 1:
         from forerun.serving.replicas import ReplicaSetup
@@ -177,14 +177,14 @@ def _settings(given: dict[str, Any]) -> Settings:
     return settings
 
 
-def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) -> Drained:
+def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) -> DrainingServer:
     """The server of one engine, warm."""
     from forerun.serving.server import Server
-    from forerun.serving.service import Service, settle
+    from forerun.serving.service import Service, freeze_garbage
 
     service = Service(model, settings, keys)
     options.warm(service.warm_up)
-    settle()
+    freeze_garbage()
     started = _started(settings, keys, service.describe())
     return Server(service, sockets, started, _draining(settings))
 
@@ -193,20 +193,20 @@ def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     """The same with several engines."""
     from forerun.models.generation_config import tell_defaults
     from forerun.models.identity import local_folder
-    from forerun.serving.proxy import Front
+    from forerun.serving.proxy import Proxy
     from forerun.serving.replicas import Replicas
-    from forerun.serving.server import Drained
+    from forerun.serving.server import DrainingServer
 
     notice(f"starting the first of {count} engines; where kernels must be compiled, in minutes")
     backend = Replicas(setup, count, notice)
     settings, offer = setup.settings, backend.open()
-    front = Front(backend, settings)
+    front = Proxy(backend, settings)
     started = _started(settings, setup.keys, offer, f", {count} engines")
     try:
         if folder := local_folder(setup.model):  # nobody hears what the engines log
             tell_defaults(folder)
         heard = started, _draining(settings)
-        return _run(Drained(front, front, settings.drain, sockets, *heard))
+        return _run(DrainingServer(front, front, settings.drain, sockets, *heard))
     finally:
         backend.close()
 
@@ -230,7 +230,7 @@ def _draining(settings: Settings) -> Callable[[int], None]:
     )
 
 
-def _run(server: Drained) -> int:
+def _run(server: DrainingServer) -> int:
     """Runs until a signal comes and the last request has been answered; the exit status."""
     server.run()
     if server.num_cut:

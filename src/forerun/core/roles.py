@@ -17,7 +17,7 @@ from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
-from forerun.utils.locks import Turns
+from forerun.utils.locks import FairLock
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +42,11 @@ class Target(ABC):
     is_slow_at_first = False  # whether the first pass of a shape is slower than later ones
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # see `ForwardBatch.kinds`
 
-    turns: Turns  # held for a step, and by all else that uses it, its twins or their drafters
+    turns: FairLock  # held for a step, and by all else that uses it, its twins or their drafters
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         found = super().__new__(cls)
-        found.turns = Turns()  # a copy's place is taken by the original's, which it shares
+        found.turns = FairLock()  # a copy's place is taken by the original's, which it shares
         return found
 
     def warm_up(self) -> None:

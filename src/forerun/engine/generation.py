@@ -136,7 +136,7 @@ class Run:
             self._is_done = True
         finally:  # also when the caller stops early, or a finalizer does for it
             self._left, self._was_left = iter(()), not self._is_done
-            self.model.target.turns.soon(self._abandon)
+            self.model.target.turns.run_when_free(self._abandon)
 
     def _abandon(self) -> None:
         """Nothing may stay in the drafter or the cache. May be interrupted, and done again."""

@@ -1,1 +1,1 @@
-"""forerun inside other people's loops."""
+"""Integrations with transformers, vLLM and Ray."""

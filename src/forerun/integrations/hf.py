@@ -1,11 +1,11 @@
-"""Drafts inside `generate` of transformers, for any causal LM that is already in memory.
+"""Speculative decoding inside `generate` of transformers, for any causal LM in memory.
 
     model.generate(**inputs, custom_generate=forerun.integrations.hf.generate)
 
-The law is that of `generate` with the same settings: temperature, top-k, top-p and min-p are ours,
-whatever else stands in the list of processors is applied by transformers' own code, position by
-position, with the history of each tree path. Randomness comes from torch's seed; texts are not
-those that plain `generate` draws from that seed, their law is.
+The output distribution is that of `generate` with the same settings. Temperature, top-k, top-p and
+min-p run in forerun. All other logits processors run in transformers' code, for each position with
+the tokens of its tree path. Random numbers follow torch's seed, but the samples differ from those
+of plain `generate` with that seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forerun.engine.safe_drafter import SafeDrafter
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
 from forerun.models.hf import HFTarget
-from forerun.utils.locks import Turns
+from forerun.utils.locks import FairLock
 
 WARPERS = {  # transformers' class -> (its attribute, our parameter), in the order of both chains
     "TemperatureLogitsWarper": ("temperature", "temperature"),
@@ -39,9 +39,9 @@ WARPERS = {  # transformers' class -> (its attribute, our parameter), in the ord
     "TopPLogitsWarper": ("top_p", "top_p"),
     "MinPLogitsWarper": ("min_p", "min_p"),
 }
-ROOM = 256  # sequences of all threads together; memory is taken as they come
-_numbers = itertools.count()
-OWN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}  # what Stops does itself
+MIN_MAX_SEQS = 256  # sequences of all threads together; memory is allocated on use
+OWN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}  # implemented by Stops
+_run_numbers = itertools.count()
 
 
 def generate(
@@ -56,19 +56,19 @@ def generate(
     stream_to: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """What `GenerationMixin.generate` calls as its decoding loop; returns what generate returns.
+    """The decoding loop for `GenerationMixin.generate`; returns what generate returns.
 
     input_ids [B, L], left-padded by attention_mask. drafter, verifier, controller: names with
-    options, or a Drafter, a Verifier. stream_to: a streamer; generate does not hand its own
-    `streamer` to a custom loop. Raises ConfigError for what a tree pass cannot give.
+    options, or a Drafter, a Verifier. stream_to: a streamer, as generate does not pass its own
+    `streamer` to a custom loop. Raises ConfigError for unsupported settings.
     """
     _check(model, generation_config)
     sampling, kept = split_processors(logits_processor, generation_config.do_sample)
-    run = next(_numbers)
+    run = next(_run_numbers)
     ends = generation_config.eos_token_id
     ends = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
-    steps = Recorded(logits_processor, generation_config)
-    with turns_of(model):  # controllers measure passes
+    recorder = OutputRecorder(logits_processor, generation_config)
+    with lock_of(model):  # the controller measures forward passes
         target = target_of(model, len(input_ids))
         engine = Engine(
             target,
@@ -77,11 +77,14 @@ def generate(
             registry.make("controller", controller),
             stops=Criteria(ends, stopping_criteria, input_ids),
             shapers=(Processors(kept, input_ids),) if kept else (),
-            listeners=[steps, *([] if stream_to is None else [Streamed(stream_to, input_ids)])],
+            listeners=[
+                recorder,
+                *([] if stream_to is None else [TokenStreamer(stream_to, input_ids)]),
+            ],
             max_seqs=len(input_ids),
         )
     seed = int(torch.randint(2**31, ()).item())
-    tenant = f"\0{run}" if isinstance(drafter, str) else ""  # torch's seed promises the same again
+    tenant = f"\0{run}" if isinstance(drafter, str) else ""  # new for each run: reproducible
     room = generation_config.max_length - input_ids.shape[1]
     seqs = [
         Sequence(
@@ -101,33 +104,33 @@ def generate(
             engine.submit(seq)
         engine.run()
     finally:
-        _leave(engine, seqs)
+        _clean_up(engine, seqs)
     if stream_to is not None:
         stream_to.end()
-    return steps.outputs(input_ids, seqs, _pad(generation_config, ends))
+    return recorder.outputs(input_ids, seqs, _pad(generation_config, ends))
 
 
 def target_of(model: Any, num_seqs: int) -> HFTarget:
-    """The model as a Target with room for `num_seqs` sequences; made once per model."""
-    kept = _kept(model)
-    if "target" not in kept or kept["target"].max_seqs < num_seqs:
-        kept["target"] = HFTarget(model, max_seqs=max(ROOM, num_seqs))
-        kept["target"].turns = turns_of(model)
-    return kept["target"]
+    """The model as a Target for at least `num_seqs` sequences, cached with the model."""
+    cache = _cache_of(model)
+    if "target" not in cache or cache["target"].max_seqs < num_seqs:
+        cache["target"] = HFTarget(model, max_seqs=max(MIN_MAX_SEQS, num_seqs))
+        cache["target"].turns = lock_of(model)
+    return cache["target"]
 
 
-def turns_of(model: Any) -> Turns:
-    """Of all targets of a model."""
-    return _kept(model).setdefault("turns", Turns())
+def lock_of(model: Any) -> FairLock:
+    """The lock shared by all targets of a model."""
+    return _cache_of(model).setdefault("lock", FairLock())
 
 
-def _kept(model: Any) -> dict[str, Any]:
-    """What is kept with a model and goes with it: its Target, and drafters by name."""
+def _cache_of(model: Any) -> dict[str, Any]:
+    """Objects that live as long as the model: its Target, its lock, drafters by name."""
     return model.__dict__.setdefault("_forerun", {})
 
 
 def prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """Rows of token ids without their padding."""
+    """The rows of token ids without padding."""
     if mask is None:
         return input_ids.tolist()
     if (mask.diff(dim=1) < 0).any():
@@ -137,7 +140,7 @@ def prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 
 
 def split_processors(processors: Any, do_sample: bool) -> tuple[Sampling, list[Any]]:
-    """Our sampling parameters for the warpers that end the list, and the processors before them."""
+    """Sampling parameters from the warpers at the end of the list, and the processors before."""
     names = [type(p).__name__ for p in processors]
     order, first = list(WARPERS), len(names)
     while first and names[first - 1] in WARPERS:
@@ -145,20 +148,20 @@ def split_processors(processors: Any, do_sample: bool) -> tuple[Sampling, list[A
         if first < len(names) and place >= order.index(names[first]):
             break
         first -= 1
-    law: dict[str, Any] = {} if do_sample else {"temperature": 0.0}
-    given = dict(law)
+    default: dict[str, Any] = {} if do_sample else {"temperature": 0.0}
+    given = dict(default)
     for processor, name in zip(list(processors)[first:], names[first:], strict=True):
         theirs, ours = WARPERS[name]
         if getattr(processor, "min_tokens_to_keep", 1) > 1:
-            return Sampling(**law), list(processors)
+            return Sampling(**default), list(processors)
         given[ours] = type(getattr(Sampling(), ours))(getattr(processor, theirs))
     return Sampling(**given), list(processors)[:first]
 
 
 class Processors(Shaper):
-    """Processors of transformers at one position; the state is the row, then its new tokens.
+    """Logits processors of transformers; the state is the batch row, then its new tokens.
 
-    As in generate, padding belongs to the text that they see, and some look at the row's number.
+    As in generate, they receive padded prompts and the whole batch, as some use the row index.
     """
 
     def __init__(self, processors: list[Any], prompts: Tensor) -> None:
@@ -172,13 +175,13 @@ class Processors(Shaper):
 
     def logits(self, state: tuple[int, ...], logits: np.ndarray) -> np.ndarray:
         row, *tokens = state
-        return shaped(self.processors, self.prompts, row, tokens, logits)
+        return apply_processors(self.processors, self.prompts, row, tokens, logits)
 
 
-def shaped(
+def apply_processors(
     processors: list[Any], prompts: Tensor, row: int, tokens: list[int], logits: np.ndarray
 ) -> np.ndarray:
-    """Scores [V] after a list of processors, behind `tokens` new ones of a row of the batch."""
+    """Processed scores [V] of one batch row after its prompt and `tokens`."""
     made = torch.tensor(tokens, dtype=prompts.dtype, device=prompts.device)
     ids = torch.cat([prompts[row], made]).expand(len(prompts), -1)
     wide = torch.from_numpy(logits.astype(np.float32)).to(prompts.device)
@@ -189,7 +192,7 @@ def shaped(
 
 
 class Criteria(Stops):
-    """Stopping criteria of transformers, asked after every token."""
+    """Stopping criteria of transformers, checked after every token."""
 
     def __init__(self, ends: list[int], criteria: Any, prompts: Tensor) -> None:
         super().__init__(ends)
@@ -207,17 +210,17 @@ class Criteria(Stops):
         return super().cut(seq, tokens)
 
 
-class Streamed:
-    """Listener: hands the prompt and the tokens of the one sequence to a streamer."""
+class TokenStreamer:
+    """Listener: passes the prompt and the new tokens of one sequence to a streamer."""
 
     def __init__(self, streamer: Any, prompts: Tensor) -> None:
         if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
             raise ConfigError(
-                f"stream_to must be a streamer, with put and end, got {streamer!r}; e.g. "
+                f"stream_to must be a streamer with put and end, got {streamer!r}; use e.g. "
                 "transformers' TextStreamer(tokenizer)"
             )
         if len(prompts) > 1:
-            raise ConfigError(f"a streamer takes one text, got a batch of {len(prompts)}")
+            raise ConfigError(f"a streamer needs batch size 1, got {len(prompts)}")
         self.streamer = streamer
         streamer.put(prompts.cpu())
 
@@ -226,8 +229,8 @@ class Streamed:
             self.streamer.put(torch.tensor([token]))
 
 
-class Recorded:
-    """Listener: what generate returns beside the ids, if it was asked to."""
+class OutputRecorder:
+    """Listener: builds the return value of generate, with scores and logits if requested."""
 
     def __init__(self, processors: Any, config: Any) -> None:
         self.processors, self.config = list(processors), config
@@ -244,7 +247,7 @@ class Recorded:
             rows += [step.laws[i].rows.row(node) for node in step.visited(i)]
 
     def outputs(self, input_ids: Tensor, seqs: list[Sequence], pad: int) -> Any:
-        """Ids [B, L + most], padded on the right, or an output object of transformers."""
+        """Ids [B, L + new], padded on the right, or an output object of transformers."""
         most = max(seq.num_generated for seq in seqs)
         made = torch.full((len(seqs), most), pad, dtype=input_ids.dtype)
         for row, seq in zip(made, seqs, strict=True):
@@ -264,7 +267,7 @@ class Recorded:
     def _stacked(
         self, prompts: Tensor, seqs: list[Sequence], is_shaped: bool
     ) -> tuple[Tensor, ...]:
-        """For every new position the scores [B, V]; the last row again where a text has ended."""
+        """The scores [B, V] of every new position; finished sequences repeat their last row."""
         made = []
         processors = self.processors if is_shaped else []
         for at in range(max(seq.num_generated for seq in seqs)):
@@ -272,30 +275,31 @@ class Recorded:
             for seq in seqs:
                 place = min(at, seq.num_generated - 1)
                 before, row = seq.generated[:place], seq.scratch[self][place]
-                rows.append(shaped(processors, prompts, seq.index, before, row))
+                rows.append(apply_processors(processors, prompts, seq.index, before, row))
             made.append(torch.from_numpy(np.stack(rows)))
         return tuple(made)
 
 
 def _drafter(model: Any, spec: str | Drafter) -> Drafter:
-    """The same drafter for the same model and text."""
+    """A drafter by name, cached with the model."""
     if isinstance(spec, Drafter):
         return spec
-    known: dict[str, Drafter] = _kept(model).setdefault("drafters", {})
+    known: dict[str, Drafter] = _cache_of(model).setdefault("drafters", {})
     if spec not in known:
         known[spec] = registry.make("drafter", spec)
     return known[spec]
 
 
-def _leave(engine: Engine, seqs: list[Sequence]) -> None:
+def _clean_up(engine: Engine, seqs: list[Sequence]) -> None:
+    """Ends the sequences and makes the drafter forget their groups and tenants."""
     groups: set[Hashable] = {seq.group for seq in seqs}
-    alone: set[Hashable] = {kept_key("tenant", seq.tenant) for seq in seqs if seq.tenant}
+    tenants: set[Hashable] = {kept_key("tenant", seq.tenant) for seq in seqs if seq.tenant}
     with engine.target.turns:
         for seq in seqs:
             engine.cancel(seq)
         engine.retire()
-        for group in groups | alone:
-            forget(engine.drafter, group)
+        for key in groups | tenants:
+            forget(engine.drafter, key)
 
 
 def _pad(config: Any, ends: tuple[int, ...] | list[int]) -> int:
@@ -304,11 +308,11 @@ def _pad(config: Any, ends: tuple[int, ...] | list[int]) -> int:
 
 
 def _check(model: Any, config: Any) -> None:
-    """Raises ConfigError for settings that a loop over trees does not serve."""
+    """Raises ConfigError for unsupported settings."""
     if (config.num_beams or 1) > 1:
-        raise ConfigError(f"num_beams must be 1, got {config.num_beams}; drafts need sampling")
+        raise ConfigError(f"num_beams must be 1, got {config.num_beams}; use plain generate")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ConfigError(f"{type(model).__name__} is an encoder-decoder; use a decoder-only model")
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False) and config.return_dict_in_generate:
-            raise ConfigError(f"{name} is not served; leave it out or use plain generate")
+            raise ConfigError(f"{name} is not supported; remove it or use plain generate")

@@ -1,12 +1,12 @@
-"""Our drafters as candidate generators of transformers' assisted generation: chains, batch 1.
+"""forerun drafters as candidate generators of transformers' assisted generation.
 
     with candidates(model, "stand"):
         model.generate(**inputs, prompt_lookup_num_tokens=8, do_sample=True)
 
-`generate` of `integrations.hf` does more (trees, batches); this serves loops that are built around
-assisted generation. A chain follows the first child of every node: the first draw without
-replacement has the law q, so transformers' own rejection rule is exact with it. Choosing a chosen
-token's q as a unit mass makes the rule accept it with its own probability.
+Only chains and batch size 1, for code built on assisted generation; `integrations.hf.generate` also
+does trees and batches. A chain follows the first child of every node. The first draw without
+replacement has distribution q, so transformers' rejection rule is exact. A chosen token has a unit
+mass as q, so the rule accepts it with its target probability.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
 from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import ConfigError
-from forerun.integrations.hf import target_of, turns_of
+from forerun.integrations.hf import lock_of, target_of
 
 
 class Candidates(CandidateGenerator):
-    """Candidates of a drafter for one text; learns from the scores that assisted generation has."""
+    """Candidates of a drafter for one sequence; learns from the scores of assisted generation."""
 
     def __init__(
         self, model: Any, drafter: str | Drafter, *, num_tokens: int, greedy: bool
@@ -48,7 +48,7 @@ class Candidates(CandidateGenerator):
         self.tree: Tree | None = None
 
     def get_candidates(self, input_ids: Tensor, **_: Any) -> Any:
-        """input_ids [1, L] with candidates behind them, and log q [1, n, V] if there are any."""
+        """input_ids [1, L] followed by candidates, and log q [1, n, V] if there are any."""
         seq = self._synced(input_ids)
         (tree,) = self.drafter.propose([seq], [self.plan], [seq.dice])
         self.tree = tree = first_path(tree)
@@ -63,7 +63,7 @@ class Candidates(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: Tensor, scores: Tensor, num_matches: int
     ) -> None:
-        """Shows the drafter what became of its candidates: scores [1, n + 1, V], processed."""
+        """Reports the verdict to the drafter: processed scores [1, n + 1, V]."""
         seq, tree = self.seq, self.tree
         if seq is None or tree is None:
             return
@@ -79,13 +79,13 @@ class Candidates(CandidateGenerator):
             self.drafter.observe(step)
 
     def close(self) -> None:
-        """The text has ended."""
+        """Ends the sequence."""
         if self.seq is not None:
             self.drafter.finish(self.seq)
 
     def _synced(self, input_ids: Tensor) -> Sequence:
         if len(input_ids) != 1:
-            raise ConfigError(f"assisted generation takes one text, got {len(input_ids)}")
+            raise ConfigError(f"assisted generation needs batch size 1, got {len(input_ids)}")
         tokens = input_ids[0].tolist()
         if self.seq is None:
             seed = int(torch.randint(2**31, ()).item())
@@ -108,9 +108,9 @@ def first_path(tree: Tree) -> Tree:
 def candidates(
     model: Any, drafter: str | Drafter = registry.BRANCHING, *, num_tokens: int = 8
 ) -> Iterator[None]:
-    """Within it, assisted generation of `model` asks a drafter of ours for candidates.
+    """In this block, assisted generation of `model` uses a forerun drafter.
 
-    Other threads that enter such a block of the model, or `generate` of ours, wait for its end.
+    Other threads wait in `candidates` or `hf.generate` of this model until the block ends.
     """
     made: list[Candidates] = []
 
@@ -119,8 +119,8 @@ def candidates(
         made.append(Candidates(model, drafter, num_tokens=num_tokens, greedy=greedy))
         return made[-1]
 
-    with turns_of(model):
-        outer = vars(model).get("_get_candidate_generator")  # of a block around this one
+    with lock_of(model):
+        outer = vars(model).get("_get_candidate_generator")  # of an enclosing block
         model._get_candidate_generator = generator
         try:
             yield

@@ -1,12 +1,11 @@
-"""An index on a Ray cluster: a build's pieces are tasks, and actors search the shards.
+"""N-gram indexes on a Ray cluster: tasks build the shards, actors search them.
 
     build(folder, sources, Options(shards=8, workers=4))
     with RayIndex.open(folder, actors=4) as index: index.count_many(queries)
 
-The pieces are those of a build on one machine, so its files are the same, byte for byte. All
-machines must see the folders under the same path: what travels is texts, ids and ranks. A task or
-an actor whose process dies is run again by Ray, on whatever machine is left; pieces write to places
-of their own, so it does not matter how far one had come.
+The tasks are those of a local build, so the files are identical, byte for byte. All machines must
+see the folders under the same path. Ray retries a task or actor after its process dies, on any
+machine; tasks write to separate files, so a retry is safe at any point.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.integrations.ray_batch import MOST_DEATHS, connect, ray_module
+from forerun.integrations.ray_batch import MAX_DEATHS, connect, ray_module
 from forerun.ngrams.index.build import build as building
 from forerun.ngrams.index.build import manifest as store
 from forerun.ngrams.index.build.manifest import Manifest
@@ -38,19 +37,18 @@ def build(
     options: building.Options | None = None,
     **how: Any,
 ) -> Manifest:
-    """`building.build` with `options.workers` tasks at a time; `how` are its other arguments."""
+    """`building.build` with `options.workers` concurrent tasks; `how`: its other arguments."""
     options = options or building.Options()
     path = Path(path).resolve()
     with cluster() as ray:
         call = tasks(ray, path)
-        # as many pieces at a time as there are workers: each may be on a machine of its own
-        options = replace(options, threads=options.workers)
+        options = replace(options, threads=options.workers)  # each task may be on another machine
         return building.build(path, sources, options, call=call, **how)
 
 
 @contextmanager
 def cluster() -> Iterator[Any]:
-    """The package ray, joined to a cluster; one that was started here ends with the block."""
+    """The package ray, connected to a cluster; a cluster started here is stopped at the end."""
     ray = ray_module()
     is_ours = connect(ray)
     try:
@@ -61,17 +59,18 @@ def cluster() -> Iterator[Any]:
 
 
 def tasks(ray: Any, folder: Path) -> Callable[..., Any]:
-    """Runs function(*arguments) as a task and waits for it; again if its process dies."""
-    remote = ray.remote(num_cpus=1, max_retries=MOST_DEATHS - 1)(_run)
+    """A caller that runs function(*arguments) as a Ray task and waits; retries if it dies."""
+    remote = ray.remote(num_cpus=1, max_retries=MAX_DEATHS - 1)(_run)
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
-        return got(ray, remote.options(name=function.__name__).remote(folder, function, arguments))
+        task = remote.options(name=function.__name__)
+        return get_result(ray, task.remote(folder, function, arguments))
 
     return call
 
 
 def _run(folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task is one processor
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     if not folder.is_dir():
         raise DataError(
             f"{folder} does not exist on {platform.node()}; build in a folder that all machines "
@@ -80,8 +79,8 @@ def _run(folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...])
     return function(*arguments)
 
 
-def got(ray: Any, ref: Any) -> Any:
-    """What a task returned; what it raised is raised as if it had happened here."""
+def get_result(ray: Any, ref: Any) -> Any:
+    """The result of a task or actor call; raises its own exception, CapacityError if it died."""
     lost = ray.exceptions
     try:
         return ray.get(ref)
@@ -90,14 +89,14 @@ def got(ray: Any, ref: Any) -> Any:
     except (lost.WorkerCrashedError, lost.RayActorError, lost.OutOfMemoryError) as error:
         cause = " ".join(str(error).split())[:200]
         raise CapacityError(
-            f"{MOST_DEATHS} processes died one after another over the same piece; the last: "
-            f"{cause}; if memory ran out, try fewer --workers or a smaller --memory. What was "
-            "finished is kept: the same command goes on from there"
+            f"{MAX_DEATHS} processes in a row died on the same task; last error: {cause}; if "
+            "memory ran out, use fewer --workers or a smaller --memory. Finished tasks are kept: "
+            "run the same command again to resume"
         ) from None
 
 
-class Searcher:
-    """What runs in an actor: an index of some of the shards."""
+class ShardSearcher:
+    """An index of some of the shards; runs in an actor."""
 
     def __init__(self, path: Path, numbers: list[int], load: bool) -> None:
         manifest = store.read_manifest(path)
@@ -105,39 +104,40 @@ class Searcher:
         library = documents.Library.open(path, manifest, frozenset())
         self.index = Index(shards, manifest.eos, library=library, threads=1)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """The answer of a part of Index."""
-        own = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]  # may be written
+    def call(self, method: str, *arguments: Any) -> Any:
+        """The result of a method of Index."""
+        own = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]  # writable copies
         return getattr(self.index, method)(*own)
 
     def pid(self) -> int:
-        """The process, for people who look after it."""
+        """The process id, for diagnosis."""
         return os.getpid()
 
 
 class RayIndex(Index):
-    """An Index whose shards are searched by actors, shard i by actor i mod `actors`.
+    """An Index with its shards searched by actors, shard i by actor i mod `actors`.
 
-    A batch (`count_many`, `infgram_many`) is one call per actor; a single query costs as much as
-    that call, about a millisecond. Documents, passages and clauses are read here, from the same
-    folder. In a `with`: the actors end with the block, and the cluster if it was started here.
+    A batch (`count_many`, `infgram_many`) and a single query both cost one call per actor.
+    Documents, passages and CNF queries are read in this process, from the same folder. A `with`
+    stops the actors at its end, and the cluster if it was started here.
     """
 
     actors: list[Any]
-    numbers: list[list[int]]  # of the shards of each actor
+    numbers: list[list[int]]  # shards of each actor
     _ray: Any
-    _is_ours: bool
+    _owns_cluster: bool
 
     @classmethod
     def open(cls, path: str | Path, *, actors: int = 2, load: bool = False, **how: Any) -> RayIndex:
-        """The index in a folder. load: actors hold their shards in memory. how: see Index.open."""
+        """The index in a folder. load: read shards into memory. how: as in Index.open."""
         if actors < 1:
             raise ConfigError(f"actors must be at least 1, got {actors}; 2 search in two processes")
         ray = ray_module()
         index = super().open(Path(path).resolve(), **how)
         assert isinstance(index, RayIndex)
-        index._ray, index._is_ours = ray, connect(ray)
-        kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MOST_DEATHS - 1)(Searcher)
+        index._ray, index._owns_cluster = ray, connect(ray)
+        remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1)
+        kind = remote(ShardSearcher)
         count, shards = min(actors, len(index.shards)), len(index.shards)
         index.numbers = [list(range(i, shards, count)) for i in range(count)]
         index.actors = [kind.remote(index.path, numbers, load) for numbers in index.numbers]
@@ -150,14 +150,14 @@ class RayIndex(Index):
         self.close()
 
     def close(self) -> None:
-        """Ends the actors, and the cluster if it was started here."""
+        """Stops the actors, and the cluster if it was started here."""
         for actor in self.actors:
             with suppress(Exception):
                 self._ray.kill(actor)
         self.actors = []
-        if self._is_ours:
+        if self._owns_cluster:
             self._ray.shutdown()
-            self._is_ours = False
+            self._owns_cluster = False
 
     def find(self, query: Ids) -> Match:
         rows = self._batch("find_many", *self._flat([query]), 2)[:, 0].tolist()
@@ -195,15 +195,15 @@ class RayIndex(Index):
         return results.add_up(self.eos, self.separator, counted, total, length, unit > 1)
 
     def _all(self, method: str, arguments: Many[tuple[Any, ...]]) -> list[Any]:
-        """A part's answer of every actor, all at work at once."""
+        """The results of a method on every actor, run concurrently."""
         refs = [
-            actor.ask.remote(method, *own)
+            actor.call.remote(method, *own)
             for actor, own in zip(self.actors, arguments, strict=True)
         ]
-        return [got(self._ray, ref) for ref in refs]
+        return [get_result(self._ray, ref) for ref in refs]
 
     def _in_order(self, parts: list[list[Any]]) -> list[Any]:
-        """What actors say of each of their shards, by the number of the shard."""
+        """Results per shard, sorted by shard number."""
         found = {
             number: one
             for numbers, part in zip(self.numbers, parts, strict=True)

@@ -1,8 +1,8 @@
-"""Finished prompts of a long run, kept in a file beside --out until all are there.
+"""Partial results of a batch run, stored next to --out so that the run can resume.
 
-`results.jsonl.partial` begins with what the run is (seed, settings, a hash of its prompts); each
-further line is a prompt with all its samples, in the order of finishing. The same command goes on
-from it; at the end its samples are written to `results.jsonl` in the order of the prompts.
+The first line of `results.jsonl.partial` describes the run: seed, settings, hash of its prompts.
+Every other line holds one prompt with all its samples, in the order of finishing. The same command
+resumes from it. At the end the samples are written to `results.jsonl` in the order of the prompts.
 """
 
 from __future__ import annotations
@@ -17,56 +17,57 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.integrations.ray_worker import Asked
+from forerun.integrations.ray_worker import Request
 from forerun.utils.files import write_atomically
 
-KIND = "forerun batch"  # what marks our header
+KIND = "forerun batch"  # identifies our header
 Record = dict[str, Any]
 
 
 def partial_of(out: Path) -> Path:
-    """Where unfinished results of --out are kept."""
+    """The path of the partial results of --out."""
     return out.with_name(out.name + ".partial")
 
 
 def seed_of(out: Path | None) -> int | None:
-    """The seed of a run that waits to be finished; None if there is none."""
+    """The seed of an unfinished run; None if there is none."""
     if out is None or not partial_of(out).is_file():
         return None
     with partial_of(out).open("rb") as file:
         return _header(partial_of(out), file.readline())["seed"]
 
 
-class Partial:
-    """The file, in a `with`; without --out one that goes away at the end.
+class PartialResults:
+    """The file of partial results, for a `with`; a temporary file without --out.
 
-    settings: what must be equal for results to belong together, by option name. Raises DataError
-    if --out exists or the file is another's, ConfigError if it was made with other settings.
+    settings: options that must be equal to resume, by name. Raises DataError if --out exists or the
+    partial file is not ours, ConfigError if it was made with other settings.
     """
 
-    def __init__(self, out: Path | None, seed: int, settings: Record, asked: Many[Asked]) -> None:
+    def __init__(
+        self, out: Path | None, seed: int, settings: Record, requests: Many[Request]
+    ) -> None:
         self.out = out
-        told = {name: str(value) for name, value in settings.items()}
-        code = hashlib.sha256(repr(list(map(tuple, asked))).encode()).hexdigest()
+        code = hashlib.sha256(repr(list(map(tuple, requests))).encode()).hexdigest()
         self.header: dict[str, Any] = {
             "kind": KIND,
             "seed": seed,
-            "settings": told,
+            "settings": {name: str(value) for name, value in settings.items()},
             "prompts": code,
         }
         self.held: dict[int, tuple[int, int]] = {}  # prompt -> offset and size of its line
-        self._file = _opened(out)
+        self._file = _open(out)
         try:
             self._resume()
         except BaseException:
             self._file.close()
             raise
 
-    def __enter__(self) -> Partial:
+    def __enter__(self) -> PartialResults:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """A file that holds no prompt goes."""
+        """Closes the file; removes it if it holds no prompt."""
         if self.out is not None and not self.held and not self._file.closed:
             with suppress(OSError):
                 partial_of(self.out).unlink()
@@ -81,16 +82,16 @@ class Partial:
             os.fsync(file.fileno())
 
     def add(self, index: int, records: list[Record]) -> None:
-        """Keeps the samples of one prompt, whole or not at all."""
+        """Appends the samples of one prompt; a failed write is undone."""
         self.held[index] = self._append({"prompt_index": index, "samples": records})
 
     def samples(self, index: int) -> list[Record]:
-        """The samples of a prompt that is there."""
+        """The samples of a finished prompt."""
         offset, size = self.held[index]
         return json.loads(os.pread(self._file.fileno(), size, offset))["samples"]
 
     def finish(self) -> None:
-        """Writes --out in the order of the prompts, whole or not at all; the partial file goes."""
+        """Writes --out atomically in the order of the prompts; removes the partial file."""
         if self.out is None:
             return
         try:
@@ -98,7 +99,7 @@ class Partial:
         except OSError as error:
             raise CapacityError(
                 f"cannot write {self.out}: {error.strerror}; all results are in "
-                f"{partial_of(self.out)}; free some space and give the same command again"
+                f"{partial_of(self.out)}; free some space and run the same command again"
             ) from None
         partial_of(self.out).unlink()
         self._file.close()
@@ -112,13 +113,13 @@ class Partial:
         except OSError as error:
             os.ftruncate(self._file.fileno(), start)
             raise CapacityError(
-                f"cannot write {self._file.name}: {error.strerror}; what was written before is "
-                "kept; free some space and give the same command again"
+                f"cannot write {self._file.name}: {error.strerror}; earlier results are kept; "
+                "free some space and run the same command again"
             ) from None
         return start, len(line)
 
     def _resume(self) -> None:
-        """Reads what is there; a last line that was cut off is dropped."""
+        """Reads the existing lines; drops an incomplete last line."""
         self._file.seek(0)
         end = 0
         for number, line in enumerate(self._file):
@@ -134,25 +135,25 @@ class Partial:
             self._append(self.header)
 
     def _compare(self, found: Record) -> None:
-        """Raises ConfigError where the run that began the file was another one."""
-        mine = self.header["settings"] | {"seed": self.header["seed"]}
-        theirs = found["settings"] | {"seed": found["seed"]}
-        for name in sorted(mine.keys() | theirs.keys()):
-            if mine.get(name) != theirs.get(name):
+        """Raises ConfigError if the file belongs to another run."""
+        new = self.header["settings"] | {"seed": self.header["seed"]}
+        old = found["settings"] | {"seed": found["seed"]}
+        for name in sorted(new.keys() | old.keys()):
+            if new.get(name) != old.get(name):
                 raise ConfigError(
-                    f"{self._file.name} holds results made with {name} {theirs.get(name)!r}, this "
-                    f"run has {mine.get(name)!r}; give the same options, remove the file, or "
+                    f"{self._file.name} holds results made with {name} {old.get(name)!r}, this "
+                    f"run has {new.get(name)!r}; use the same options, remove the file, or "
                     "give --out another name"
                 )
         if found["prompts"] != self.header["prompts"]:
             raise ConfigError(
-                f"{self._file.name} holds results of other prompts or sampling parameters; give "
+                f"{self._file.name} holds results of other prompts or sampling parameters; use "
                 "the same ones, remove the file, or give --out another name"
             )
 
 
-def _opened(out: Path | None) -> BinaryIO:
-    """The partial file, locked, or one without a name."""
+def _open(out: Path | None) -> BinaryIO:
+    """The partial file, locked; a temporary file without --out."""
     if out is None:
         return tempfile.TemporaryFile("w+b", buffering=0)  # type: ignore[return-value]
     if out.exists() and (not out.is_file() or out.stat().st_size):
@@ -173,30 +174,28 @@ def _opened(out: Path | None) -> BinaryIO:
 
 
 def _lock(file: BinaryIO) -> None:
-    """Raises OSError if another process holds the lock, ConfigError where there are no locks."""
+    """Raises OSError if another process holds the lock, ConfigError if the system has no locks."""
     try:
         import fcntl
     except ImportError:
         file.close()
         raise ConfigError(
-            "--engine ray writes its results under a file lock, which this system does not offer; "
-            "run it on Linux or macOS, or use --engine local"
+            "--engine ray needs file locks, which this system does not have; run it on Linux or "
+            "macOS, or use --engine local"
         ) from None
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _header(path: Any, line: bytes) -> Record:
-    """Raises DataError if the first line of a file is not what we write there."""
+    """The header in the first line of a file. Raises DataError if it is not ours."""
     with suppress(ValueError):
         found = json.loads(line)
         if isinstance(found, dict) and found.get("kind") == KIND:
             return found
-    raise DataError(
-        f"{path} is no file of unfinished results; move it away, or give --out another name"
-    )
+    raise DataError(f"{path} is not a file of partial results; move it, or give --out another name")
 
 
 def _index(path: Any, number: int, line: bytes) -> int:
     with suppress(ValueError, KeyError, TypeError):
         return int(json.loads(line)["prompt_index"])
-    raise DataError(f"{path} line {number} is damaged; remove that line, and its prompt is redone")
+    raise DataError(f"{path} line {number} is damaged; remove that line to redo its prompt")

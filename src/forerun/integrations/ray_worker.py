@@ -1,8 +1,8 @@
-"""What runs in one Ray actor: a model, its drafter, and pieces of a batch of prompts.
+"""The worker in a Ray actor: a model and its drafter, which run pieces of a batch of prompts.
 
-A plain class that knows nothing of Ray. With a memory from a file the drafter drafts from it and
-goes on learning, and a second one learns the new text alone: merged once with what the file held,
-the memories of many actors are as if one had seen all texts.
+A plain class without Ray. With a memory file two drafters learn: the main one starts from the file
+and drafts, the second one starts empty. Merging the second ones of all actors with the file, once,
+gives the memory of a single drafter that observed all texts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from forerun.engine.generation import Run, Sample
 
 
-class Asked(NamedTuple):
-    """A prompt with its number in the whole batch; the sampling names its seed."""
+class Request(NamedTuple):
+    """A prompt with its index in the whole batch; the sampling holds the seed."""
 
     index: int  # type: ignore[assignment]  # of the batch, not tuple.index
     prompt: str | list[int]
@@ -45,7 +45,7 @@ def no_shapers(model: Model) -> Many[Shaper]:
 
 @dataclass(frozen=True)
 class Setup:
-    """What an actor needs to make its engine; it travels between processes."""
+    """The picklable settings of an actor's engine."""
 
     model: str = "reasoner"
     dtype: str = "auto"
@@ -58,18 +58,18 @@ class Setup:
     tenant: str = ""
     shapers: Callable[[Model], Many[Shaper]] = no_shapers
     target: str | None = None  # built around the model
-    graphs: bool = field(default_factory=gpu.uses_graphs)  # as in the process that asks
+    graphs: bool = field(default_factory=gpu.uses_graphs)  # CUDA graphs, as in the main process
 
 
 class Worker:
-    """One engine. `ready` comes first: errors of loading are then answers like all others."""
+    """One engine. Call `ready` first: it loads the model, so load errors are ordinary results."""
 
     def __init__(self, setup: Setup, threads: int = 0) -> None:
         self.setup, self.threads = setup, threads
         self.is_stopped = self.has_worked = False
 
     def ready(self) -> tuple[int, Origin]:
-        """Loads, compiles and measures; its process, and what it would write beside a memory."""
+        """Loads, compiles and measures; returns the process id and the origin for memory files."""
         import torch
 
         import forerun
@@ -82,18 +82,18 @@ class Worker:
         how: dict[str, Any] = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
         self.model = forerun.load(s.model, max_seqs=s.batch, target=s.target, **how)
         self.main = self.model.drafter(s.drafter)
-        self.drafter: str | Drafter = s.drafter  # by its name pieces teach each other nothing
+        self.drafter: str | Drafter = s.drafter  # a name: every piece starts with a new drafter
         self.shapers = s.shapers(self.model)
         self.fresh: Drafter | None = None
-        self._run([Asked(0, [0], Sampling())])
+        self._run([Request(0, [0], Sampling())])
         return os.getpid(), origin_of(self.model, s.tenant)
 
-    def check(self, asked: Many[Asked]) -> None:
-        """Raises what the engine raises for a prompt that it cannot run, under its own number."""
-        self._run([one._replace(sampling=replace(one.sampling, n=1)) for one in asked])
+    def check(self, requests: Many[Request]) -> None:
+        """Validates prompts; raises the engine's error with the index in the whole batch."""
+        self._run([one._replace(sampling=replace(one.sampling, n=1)) for one in requests])
 
     def keep(self, before: Snapshot | None) -> None:
-        """What is learned from now on will be asked for; `before` is what a file held."""
+        """Keeps what is learned from now on for `snapshot`; before: the contents of the file."""
         tenant, main = self.setup.tenant, persistent(self.main)
         main.keep(tenant)
         main.kept |= {tenant}
@@ -104,10 +104,10 @@ class Worker:
         fresh = persistent(registry.make("drafter", self.setup.drafter, **self.model.offers))
         fresh.keep(tenant)
         self.fresh = fresh
-        self.drafter = Twice(main, fresh)
+        self.drafter = ShadowedDrafter(main, fresh)
 
     def snapshot(self) -> Snapshot | None:
-        """What was learned here, without what the file held before; None if it is nothing."""
+        """What this worker learned, without the file's contents; None if nothing."""
         try:
             return persistent(self.fresh or self.main).snapshot(self.setup.tenant)
         except ConfigError:
@@ -115,51 +115,51 @@ class Worker:
                 raise
             return None
 
-    def work(self, asked: Many[Asked]) -> list[tuple[int, list[Sample]]]:
-        """The samples of every prompt, under its number; after `stop` of those that are whole."""
-        run = self._run(asked)
-        found: list[list[Sample]] = [[] for _ in asked]
+    def work(self, requests: Many[Request]) -> list[tuple[int, list[Sample]]]:
+        """Pairs of prompt index and samples; after `stop` only of the finished prompts."""
+        run = self._run(requests)
+        found: list[list[Sample]] = [[] for _ in requests]
         events = run.events()
         for event in events:
             self.has_worked = True
             if event.sample:
                 here = found[event.prompt_index]
-                number = asked[event.prompt_index].index
+                number = requests[event.prompt_index].index
                 here.append(replace(event.sample, prompt_index=number))
             if self.is_stopped:
                 events.close()  # type: ignore[attr-defined]
                 break
         return [
             (one.index, sorted(samples, key=lambda sample: sample.index))
-            for one, samples in zip(asked, found, strict=True)
+            for one, samples in zip(requests, found, strict=True)
             if len(samples) == one.sampling.n
         ]
 
     def stop(self) -> None:
-        """Ends what is under way after its next step."""
+        """Stops the current work after its next step."""
         self.is_stopped = True
 
-    def _run(self, asked: Many[Asked]) -> Run:
-        """A run whose dice are those that the prompts would have in one run of the whole batch."""
+    def _run(self, requests: Many[Request]) -> Run:
+        """A run with the dice of a single run of the whole batch."""
         s = self.setup
         try:
             return self.model.run(
-                [one.prompt for one in asked],  # type: ignore[arg-type]
-                [one.sampling for one in asked],
+                [one.prompt for one in requests],  # type: ignore[arg-type]
+                [one.sampling for one in requests],
                 drafter=self.drafter,
                 verifier=s.verifier,
                 controller=s.controller,
                 shapers=self.shapers,
                 batch=s.batch,
                 tenant=s.tenant,
-                numbers=[one.index for one in asked],
+                numbers=[one.index for one in requests],
             )
         except ForerunError as error:
-            raise _renumbered(error, asked) from None
+            raise _renumbered(error, requests) from None
 
 
-class Twice(Shared, Priced):
-    """Drafts with one drafter; a second one of the same kind is shown the same steps."""
+class ShadowedDrafter(Shared, Priced):
+    """Drafts with one drafter; a second one of the same kind observes the same steps."""
 
     def __init__(self, main: Persistent, fresh: Persistent) -> None:
         self.main, self.fresh, self.name = main, fresh, name_of(main)
@@ -169,7 +169,7 @@ class Twice(Shared, Priced):
 
     @property
     def kept(self) -> frozenset[str]:
-        """Tenants of which it is shown every step."""
+        """Tenants with all steps observed."""
         return self.main.kept
 
     def bind(self, target: Target) -> None:
@@ -219,11 +219,11 @@ class Twice(Shared, Priced):
         }
 
 
-def _renumbered(error: ForerunError, asked: Many[Asked]) -> ForerunError:
-    """The error of one of these prompts with the number that the prompt has in the batch."""
+def _renumbered(error: ForerunError, requests: Many[Request]) -> ForerunError:
+    """The error of a prompt, with its index in the whole batch."""
     text = str(error)
     found = re.match(r"prompt (\d+) ", text)
     if not found:
         return error
-    number = asked[int(found[1])].index
+    number = requests[int(found[1])].index
     return type(error)(f"prompt {number} {text[found.end() :]}")

@@ -1,4 +1,4 @@
-"""STAND, Token Recycling and suffix drafts inside vLLM, as proposers of its `custom_class`.
+"""STAND, Token Recycling and suffix drafters in vLLM, as proposers of its `custom_class`.
 
     LLM(model, speculative_config={
         "method": "custom_class",
@@ -6,14 +6,13 @@
         "num_speculative_tokens": 5,
     })
 
-vLLM drafts chains and judges them by its own rejection sampler. Where forerun is installed in its
-environment, the entry point of `vllm_taps` gives us target logits and takes q: STAND learns laws
-and its chains are drawn (the full form). Otherwise tokens are all that is known, and drafts are
-deterministic (the plain form).
+vLLM verifies chains with its own rejection sampler. If forerun is installed in the same
+environment, the hooks of `vllm_taps` pass target logits to us and q to vLLM. STAND then learns
+distributions and draws its chains. Otherwise only tokens are known, and drafts are deterministic.
 
-Law: kept by both. A chain's token is a first draw without replacement, hence of law q; the number
-of tokens never depends on one that is drafted behind it. vLLM cuts drafts off where a grammar
-refuses a token, which depends on that token: requests with a grammar get deterministic drafts.
+Law: kept in both cases. A chain's token is a first draw without replacement, so its distribution is
+q, and the length of a chain never depends on a later token. vLLM truncates drafts at a token that a
+grammar forbids, which depends on that token, so requests with a grammar get deterministic drafts.
 """
 
 from __future__ import annotations
@@ -41,32 +40,35 @@ from forerun.errors import ConfigError
 from forerun.integrations.vllm_mend import mend
 from forerun.integrations.vllm_taps import Tap, check_release, open_taps
 
-TAIL = 32  # last tokens by which the plain form knows a text again
-GREEDY = 1e-5  # vLLM's: a lower temperature is 0
+TAIL_TOKENS = 32  # last tokens that identify a request without vLLM's request ids
+MIN_TEMPERATURE = 1e-5  # vLLM's: a lower temperature is 0
 
 
-class Served(Target):
-    """The model that vLLM runs; drafters only ask for its size."""
+class VllmTarget(Target):
+    """The model that vLLM runs; drafters only read its sizes."""
 
     def __init__(self, vocab_size: int, context: int) -> None:
         self.vocab_size, self.context = vocab_size, context
 
     def forward(self, batch: ForwardBatch) -> list[Rows]:
-        raise ConfigError("vLLM runs the model's passes; this drafter cannot ask for its own")
+        raise ConfigError(
+            "this drafter needs forward passes of its own, but vLLM runs the model; use stand, "
+            "token_recycling or suffix"
+        )
 
     commit = forward  # type: ignore[assignment]
 
 
 @dataclass(eq=False)
-class Text:
-    """One request: its sequence, and the chain that waits to be judged."""
+class Request:
+    """One request: its sequence, and its chain that is not verified yet."""
 
     seq: Sequence
     drafted: Tree = EMPTY
 
 
-class Seen(NamedTuple):
-    """What one step of vLLM showed: logits [rows, V], and per request its first row and drafts."""
+class StepLogits(NamedTuple):
+    """One step of vLLM: logits [rows, V], and each request's first row and draft."""
 
     logits: torch.Tensor
     starts: list[int]
@@ -74,9 +76,9 @@ class Seen(NamedTuple):
 
 
 class Proposer(Tap):
-    """A drafter of ours behind vLLM's interface for proposers; subclasses say which.
+    """A forerun drafter behind vLLM's interface for proposers; subclasses name the drafter.
 
-    Options come as text: LLM(..., additional_config={"forerun": "scope=tenant,entries=16"}).
+    Options are text: LLM(..., additional_config={"forerun": "scope=tenant,entries=16"}).
     """
 
     name: str
@@ -86,38 +88,38 @@ class Proposer(Tap):
         mend()
         config = vllm_config.model_config
         self.num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
-        self.is_full = open_taps(vllm_config.parallel_config.world_size)
-        self.target = Served(config.get_vocab_size(), config.max_model_len)
+        self.has_logits = open_taps(vllm_config.parallel_config.world_size)
+        self.target = VllmTarget(config.get_vocab_size(), config.max_model_len)
         self.options = (vllm_config.additional_config or {}).get("forerun", "")
-        self._texts: dict[Hashable, list[Text]] = {}
+        self._requests: dict[Hashable, list[Request]] = {}
         self._runner: Any = None
-        self._seen: Seen | None = None
+        self._step_logits: StepLogits | None = None
         self.restart()
 
     def restart(self) -> None:
-        """Forgets all that was learned; call it while no request runs."""
+        """Forgets everything learned; call it while no request runs."""
         made = self.make(self.options)
         made.bind(self.target)
         self.drafter = SafeDrafter(made)
-        self._texts.clear()
+        self._requests.clear()
 
     def make(self, options: str) -> Any:
-        """The drafter with a user's options. Raises ConfigError for those that chains fix."""
-        fixed = self.fixed()
+        """The drafter with a user's options. Raises ConfigError for a fixed option."""
+        fixed = self.fixed_options()
         spec = f"{self.name}:{options}"
         if refused := sorted(fixed.keys() & registry.parse(spec)[1].keys()):
             raise ConfigError(
-                f"vLLM judges chains, so option {refused[0]} of {self.name} is "
-                f"{fixed[refused[0]]!r} there; leave it out of additional_config['forerun']"
+                f"option {refused[0]} of {self.name} must be {fixed[refused[0]]!r} in vLLM, which "
+                "verifies chains; remove it from additional_config['forerun']"
             )
         return registry.make("drafter", spec, **fixed)
 
-    def fixed(self) -> dict[str, Any]:
-        """Options that make the drafter draft chains of at most `num_tokens`."""
+    def fixed_options(self) -> dict[str, Any]:
+        """Options that limit drafts to chains of at most `num_tokens`."""
         return {"template": grid(*[1] * self.num_tokens)}
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """vLLM's call; there are no weights."""
+        """Called by vLLM; there are no weights to load."""
 
     def propose(
         self,
@@ -126,48 +128,48 @@ class Proposer(Tap):
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafts for every row of the batch; [] for rows that are still in their prompt.
+        """Drafts for every row of the batch; [] for rows that are still in prefill.
 
         sampled_token_ids: this step's tokens. num_tokens_no_spec int32 [rows]: lengths with them.
-        token_ids_cpu int32 [rows, longest]: the texts.
+        token_ids_cpu int32 [rows, longest]: all tokens.
         """
-        seen, self._seen = self._seen, None
+        step_logits, self._step_logits = self._step_logits, None
         rows = [row for row, new in enumerate(sampled_token_ids) if new]
-        texts = self._follow(rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        news = [sampled_token_ids[row] for row in rows]
+        requests = self._update(rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        emitted = [sampled_token_ids[row] for row in rows]
         if rows:
-            self.drafter.observe(self._step(seen, rows, texts, news))
-        seqs = [text.seq for text in texts]
+            self.drafter.observe(self._step(step_logits, rows, requests, emitted))
+        seqs = [request.seq for request in requests]
         plans = [self._plan(seq) for seq in seqs]
         trees = self.drafter.propose(seqs, plans, [seq.dice for seq in seqs])
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        for row, text, tree in zip(rows, texts, trees, strict=True):
-            assert not len(tree) or tree.parents[-1] == len(tree) - 2, "vLLM judges chains"
-            assert self.is_full or (tree.rows < 0).all(), "q cannot be told"
-            text.drafted, drafts[row] = tree, tree.tokens.tolist()
+        for row, request, tree in zip(rows, requests, trees, strict=True):
+            assert not len(tree) or tree.parents[-1] == len(tree) - 2, "vLLM verifies chains"
+            assert self.has_logits or (tree.rows < 0).all(), "q cannot be passed to vLLM"
+            request.drafted, drafts[row] = tree, tree.tokens.tolist()
         return drafts
 
-    def see(self, runner: Any, logits: torch.Tensor, metadata: Any) -> None:
+    def receive_logits(self, runner: Any, logits: torch.Tensor, metadata: Any) -> None:
         self._runner = runner
         names = runner.input_batch.req_ids
         counts, tokens = [0] * len(names), []
         if metadata is not None:
             counts, tokens = metadata.num_draft_tokens, metadata.draft_token_ids.tolist()
         elif logits.dtype == torch.float32:
-            logits = logits.clone()  # vLLM's sampler is about to write into it
+            logits = logits.clone()  # vLLM's sampler writes into it
         starts, trees, row, at = [], [], 0, 0
         for name, count in zip(names, counts, strict=True):
             drafted = EMPTY
-            for text in self._texts.get(name, ()):
-                drafted, text.drafted = text.drafted, EMPTY
+            for request in self._requests.get(name, ()):
+                drafted, request.drafted = request.drafted, EMPTY
             starts.append(row)
-            trees.append(drafted_as(drafted, tokens[at : at + count]))
+            trees.append(truncated(drafted, tokens[at : at + count]))
             row, at = row + count + 1, at + count
-        self._seen = Seen(logits, starts, trees)
+        self._step_logits = StepLogits(logits, starts, trees)
 
     def draft_probs(self) -> torch.Tensor | None:
-        assert self._seen is not None, "q is asked for while logits are sampled"
-        logits, _, trees = self._seen
+        assert self._step_logits is not None, "vLLM reads q while it samples"
+        logits, _, trees = self._step_logits
         if not any((tree.rows >= 0).any() for tree in trees):
             return None
         found = [entries(tree) for tree in trees]
@@ -179,38 +181,38 @@ class Proposer(Tap):
         probs[rows.to(probs.device), ids.to(probs.device)] = values.to(probs.device)
         return probs
 
-    def _follow(
+    def _update(
         self, rows: list[int], new: list[list[int]], lengths: np.ndarray, tokens: np.ndarray
-    ) -> list[Text]:
-        """The texts of rows, extended by their new tokens; those that have ended are left."""
-        before, self._texts, texts = self._texts, {}, []
+    ) -> list[Request]:
+        """The requests of rows, extended by their new tokens; finished requests are dropped."""
+        before, self._requests, requests = self._requests, {}, []
         for row in rows:
             length = int(lengths[row])
             start = length - len(new[row])
             known = before.get(self._key(row, tokens[row, :start]))
-            text = known.pop() if known else self._begun(row, tokens[row, :start])
-            if len(text.seq.tokens) == start:
-                text.seq.tokens += new[row]
+            request = known.pop() if known else self._new_request(row, tokens[row, :start])
+            if len(request.seq.tokens) == start:
+                request.seq.tokens += new[row]
             else:
-                text.seq.tokens = tokens[row, :length].tolist()
-            self._texts.setdefault(self._key(row, tokens[row, :length]), []).append(text)
-            texts.append(text)
+                request.seq.tokens = tokens[row, :length].tolist()
+            self._requests.setdefault(self._key(row, tokens[row, :length]), []).append(request)
+            requests.append(request)
         for key, others in before.items():
             if others and self._runner is not None and key in self._runner.requests:
-                self._texts[key] = others  # waits for its turn
+                self._requests[key] = others  # not scheduled in this step
             else:
-                for text in others:
-                    self.drafter.finish(text.seq)
-        return texts
+                for request in others:
+                    self.drafter.finish(request.seq)
+        return requests
 
     def _key(self, row: int, tokens: np.ndarray) -> Hashable:
-        """By what a text is known again: its request, or its length and last tokens."""
+        """The identity of a request: its id, or its length and last tokens."""
         if self._runner is not None:
             return self._runner.input_batch.req_ids[row]
-        return len(tokens), tokens[-TAIL:].tobytes()
+        return len(tokens), tokens[-TAIL_TOKENS:].tobytes()
 
-    def _begun(self, row: int, tokens: np.ndarray) -> Text:
-        """A new text; those with equal prompts form a group."""
+    def _new_request(self, row: int, tokens: np.ndarray) -> Request:
+        """A new request; requests with equal prompts form a group."""
         sampling, num_prompt, seed = Sampling(temperature=0.0), len(tokens), None
         if self._runner is not None:
             request = self._runner.requests[self._runner.input_batch.req_ids[row]]
@@ -222,56 +224,61 @@ class Proposer(Tap):
         seq = Sequence(
             tokens.tolist(), num_prompt, sampling, SeededDice(int(seed)), limit=1 << 30, group=group
         )
-        return Text(seq)
+        return Request(seq)
 
     def _plan(self, seq: Sequence) -> Plan:
         room = self.target.context - len(seq.tokens) - 1
         return Plan(self.num_tokens, self.num_tokens).within(room)
 
     def _step(
-        self, seen: Seen | None, rows: list[int], texts: list[Text], news: list[list[int]]
+        self,
+        step_logits: StepLogits | None,
+        rows: list[int],
+        requests: list[Request],
+        emitted: list[list[int]],
     ) -> Step:
-        """What happened to these texts, in the form that drafters learn from."""
+        """The record of this step that drafters learn from."""
         trees, laws = [], []
-        for row, text, new in zip(rows, texts, news, strict=True):
-            if seen is None:
-                tree = chain(new[:-1])  # what was accepted; the rest is not known
-                logits = certain(new, self.target.vocab_size)
+        for row, request, new in zip(rows, requests, emitted, strict=True):
+            if step_logits is None:
+                tree = chain(new[:-1])  # accepted drafts; rejected ones are not known
+                logits = one_hot_logits(new, self.target.vocab_size)
             else:
-                tree, start = seen.trees[row], seen.starts[row]
-                logits = seen.logits[start : start + len(tree) + 1]
+                tree, start = step_logits.trees[row], step_logits.starts[row]
+                logits = step_logits.logits[start : start + len(tree) + 1]
             trees.append(tree)
-            laws.append(Laws(Rows(logits), text.seq, tree, ()))
-        verdicts = [Verdict(list(range(len(new) - 1)), new[-1]) for new in news]
-        return Step([t.seq for t in texts], [Plan()] * len(texts), trees, laws, verdicts, news)
+            laws.append(Laws(Rows(logits), request.seq, tree, ()))
+        verdicts = [Verdict(list(range(len(new) - 1)), new[-1]) for new in emitted]
+        seqs, plans = [request.seq for request in requests], [Plan()] * len(requests)
+        return Step(seqs, plans, trees, laws, verdicts, emitted)
 
 
 class StandProposer(Proposer):
-    """STAND: what the model's laws were after the same tokens; drawn where q can be told."""
+    """STAND: drafts from the model's distributions after the same n-gram; sampled if q is used."""
 
     name = "stand"
 
-    def fixed(self) -> dict[str, Any]:
-        return super().fixed() | {"tree": "template"}
+    def fixed_options(self) -> dict[str, Any]:
+        return super().fixed_options() | {"tree": "template"}
 
 
 class TokenRecyclingProposer(Proposer):
-    """Token Recycling: the best successor of each token when the model last looked at it."""
+    """Token Recycling: drafts the most likely successors of each token when it was last seen."""
 
     name = "token_recycling"
 
 
 class SuffixProposer(Proposer):
-    """SuffixDecoding: what most often followed the same words, in this text or earlier ones."""
+    """SuffixDecoding: drafts the most frequent continuation of the longest matching suffix."""
 
     name = "suffix"
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_options(self) -> dict[str, Any]:
         return {"branches": False}
 
 
-def drafted_as(tree: Tree, tokens: list[int]) -> Tree:
-    """The beginning of our chain that vLLM has kept; drafts of its own making are chosen nodes."""
+def truncated(tree: Tree, tokens: list[int]) -> Tree:
+    """The prefix of our chain that vLLM verified; a chain of chosen nodes if it is not ours."""
     count = len(tokens)
     if tree.tokens[:count].tolist() != tokens:
         return chain(tokens)
@@ -287,9 +294,9 @@ def drafted_as(tree: Tree, tokens: list[int]) -> Tree:
 
 
 def entries(tree: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a chain's nodes were drawn from: entries of each node [n], then their ids and q.
+    """q of a chain, sparse: number of entries per node [n], then all ids and all q values.
 
-    A chosen node has one entry, its own token.
+    A chosen node has one entry, its token.
     """
     if (tree.rows < 0).all():
         return np.ones(len(tree), np.int64), tree.tokens, np.ones(len(tree))
@@ -299,16 +306,18 @@ def entries(tree: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(sizes), ids, np.concatenate([[1.0] if q is None else q.probs for q, _ in laws])
 
 
-def certain(tokens: Many[int], vocab: int) -> torch.Tensor:
-    """Logits [len(tokens), vocab] of unit masses: all that a token alone says of its law."""
+def one_hot_logits(tokens: Many[int], vocab: int) -> torch.Tensor:
+    """Logits [len(tokens), vocab] of unit masses at the tokens."""
     logits = torch.full((len(tokens), vocab), -torch.inf)
     logits[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
     return logits
 
 
 def sampling_of(params: Any) -> Sampling:
-    """vLLM's sampling parameters as ours; greedy, so that nothing is drawn, beside a grammar."""
-    if params is None or params.temperature < GREEDY or params.structured_outputs is not None:
+    """vLLM's sampling parameters as ours; greedy with a grammar, so that drafts are not drawn."""
+    if params is None or params.structured_outputs is not None:
+        return Sampling(temperature=0.0)
+    if params.temperature < MIN_TEMPERATURE:
         return Sampling(temperature=0.0)
     return Sampling(
         temperature=params.temperature,

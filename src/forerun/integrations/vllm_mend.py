@@ -1,9 +1,9 @@
-"""Mends vLLM 0.32 on CPUs without Triton, where drafts would be judged by another law.
+"""Fixes a bug of vLLM 0.32 on CPUs without Triton that changes the output distribution.
 
-It converts the tensor that should receive every row's temperature (and top-p) to integers and fills
-the copy: the logits of drafted positions are then divided by memory that nobody wrote. All of its
-own speculation suffers from that, too, so benchmarks mend it as well: bench/peers/workers/vllm.py
-reads this file in an environment without forerun, hence no import of ours.
+vLLM converts the output tensor for each row's temperature (and top-p) to integers and fills the
+copy. The logits of drafted positions are then divided by uninitialised memory. The bug affects all
+speculation in vLLM, so benchmarks apply the fix too: bench/peers/workers/vllm.py runs this file in
+an environment without forerun, so it must not import forerun.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def mend() -> bool:
-    """Replaces the function where it is wrong; False where nothing had to be done."""
+    """Replaces the function if it is wrong; returns whether it was."""
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
@@ -21,8 +21,8 @@ def mend() -> bool:
         return False
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()
-    asked = torch.tensor([0.7, 0.3]), torch.tensor([2, 3], dtype=torch.int32)
-    if rejection_sampler.expand_batch_to_tokens(*asked, 3).tolist() == asked[0][[0, 0, 1]].tolist():
+    x, ends = torch.tensor([0.7, 0.3]), torch.tensor([2, 3], dtype=torch.int32)
+    if rejection_sampler.expand_batch_to_tokens(x, ends, 3).tolist() == x[[0, 0, 1]].tolist():
         return False
     rejection_sampler.expand_batch_to_tokens = expanded
     return True

@@ -1,13 +1,13 @@
-"""Where our proposers reach into vLLM: target logits come out, the law of the drafts goes in.
+"""Hooks in vLLM's model runner: target logits for our drafters, q for its rejection sampler.
 
-vLLM's interface for drafters of others knows neither logits nor laws. `register`, an entry point of
-the group vllm.general_plugins, permits two methods of its model runner to be wrapped; they are when
-a proposer of ours is made, and runners with another drafter go their own way:
+vLLM's interface for custom drafters passes neither logits nor q. The entry point `register` of the
+group vllm.general_plugins permits two methods of the model runner to be wrapped. They are wrapped
+when one of our proposers is created; runners with another drafter behave as before.
 
-    _sample                       target logits of every judged position, before they are sampled
-    _get_spec_decode_draft_probs  q of every drafted position, for its rejection sampler
+    _sample                       target logits of every verified position, before sampling
+    _get_spec_decode_draft_probs  q of every drafted position
 
-Both names are private to vLLM, hence the list of tested releases.
+Both names are private to vLLM, so only tested releases are accepted.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from typing import Any
 
 from forerun.errors import ConfigError
 
-TESTED = ("0.32.0",)  # releases of vLLM
+TESTED_RELEASES = ("0.32.0",)  # of vLLM
 GROUP = "vllm.general_plugins"
 
 log = logging.getLogger("forerun")
-_permitted: set[str] = set()  # the group, once its entry point has run in this process
+_permitted: set[str] = set()  # GROUP, after its entry point has run in this process
 
 
 def register() -> None:
-    """The entry point. Every process of vLLM calls it, so nothing may be imported here: vLLM 0.32
-    on CPUs searches all modules for kernels before its worker starts, and fails at numba's."""
+    """The entry point, called in every process of vLLM.
+
+    It must not import anything: vLLM 0.32 on CPUs searches all imported modules for kernels before
+    its worker starts, and fails on numba's.
+    """
     _permitted.add(GROUP)
 
 
 class Tap(ABC):
-    """A drafter of vLLM that sees target logits and tells q."""
+    """A drafter in vLLM that receives target logits and returns q."""
 
-    is_full: bool  # False: it gets neither, and must draft deterministically
+    has_logits: bool  # False: no logits and no q, so drafts must be deterministic
 
     @abstractmethod
-    def see(self, runner: Any, logits: Any, metadata: Any) -> None:
-        """Before sampling: logits [rows, V]; metadata is None where nothing was drafted."""
+    def receive_logits(self, runner: Any, logits: Any, metadata: Any) -> None:
+        """Called before sampling: logits [rows, V]; metadata is None if nothing was drafted."""
 
     @abstractmethod
     def draft_probs(self) -> Any:
@@ -51,22 +54,22 @@ def check_release() -> None:
     import vllm
 
     release = vllm.__version__.partition("+")[0]
-    if release not in TESTED:
+    if release not in TESTED_RELEASES:
         raise ConfigError(
-            f"forerun drafts inside vLLM {', '.join(TESTED)}, which it was tested with, but this "
-            f"is vLLM {release}; install such a release: pip install 'forerun[vllm]'"
+            f"forerun was tested with vLLM {', '.join(TESTED_RELEASES)}, but this is vLLM "
+            f"{release}; install a tested release: pip install 'forerun[vllm]'"
         )
 
 
 def open_taps(world_size: int) -> bool:
-    """Wraps the runner if that is possible here; otherwise warns, and drafts are deterministic."""
+    """Wraps the model runner and returns True; otherwise warns: drafts are then deterministic."""
     reason = ""
     if GROUP not in _permitted:
-        reason = f"no plugin of {GROUP} named forerun was loaded (is it installed? VLLM_PLUGINS?)"
+        reason = f"the plugin forerun of {GROUP} was not loaded (is it installed? VLLM_PLUGINS?)"
     elif world_size > 1:
-        reason = f"{world_size} workers would have to draw alike, which was not tested"
+        reason = f"{world_size} workers would need equal random draws, which was not tested"
     if reason:
-        log.warning("vLLM gives forerun tokens only, so drafts are deterministic: %s", reason)
+        log.warning("no target logits from vLLM, so drafts are deterministic: %s", reason)
         return False
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -83,7 +86,7 @@ def wrap(runner_class: Any) -> None:
     @functools.wraps(sample)
     def tapped_sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         if (tap := tap_of(self)) is not None:
-            tap.see(self, logits, spec_decode_metadata)
+            tap.receive_logits(self, logits, spec_decode_metadata)
         return sample(self, logits, spec_decode_metadata)
 
     @functools.wraps(probs)
@@ -97,6 +100,6 @@ def wrap(runner_class: Any) -> None:
 
 
 def tap_of(runner: Any) -> Tap | None:
-    """The runner's drafter if it is a tap that is open."""
+    """The runner's drafter if it is a tap with logits."""
     drafter = getattr(runner, "drafter", None)
-    return drafter if isinstance(drafter, Tap) and drafter.is_full else None
+    return drafter if isinstance(drafter, Tap) and drafter.has_logits else None

@@ -1,7 +1,7 @@
-"""Who may run next: a bounded queue per tenant, places shared evenly, nobody overtaken for ever.
+"""Admission of requests: a bounded queue per tenant, fair sharing, starvation-free.
 
-What is admitted is one prompt with all its n samples: they start in the same step, so the prompt
-is computed once, and what they teach each other does not depend on who else is there.
+The unit is one prompt with all its n samples. They start in the same step, so the prompt is
+computed once, and what they learn from each other does not depend on other requests.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Group:
 
 
 class Admission:
-    """Requests that wait, at most `max_waiting` of a tenant beside those that have places already.
+    """The queue of waiting requests.
 
-    max_seqs: places in all. Not for several threads at once: whoever shares it locks it.
+    max_waiting: requests per tenant in the queue, not counting those that could run at once.
+    max_seqs: total number of sequences. Not thread-safe.
     """
 
     def __init__(self, max_waiting: int, max_seqs: int) -> None:
@@ -46,23 +47,23 @@ class Admission:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that wait."""
+        """Number of waiting sequences."""
         return sum(self._sizes().values())
 
     def add(self, job: Job, retry_after: float) -> None:
         """Queues a request. Raises ApiError 429 if too many of its tenant wait."""
-        if self._num_left_out(job) > self.max_waiting:
+        if self._num_without_slot(job) > self.max_waiting:
             raise ApiError(
                 429,
-                f"the queue holds {self.max_waiting} of your requests, and as many wait; try "
-                f"again in about {max(1, round(retry_after))} s",
+                f"your queue of {self.max_waiting} waiting requests is full; try again in about "
+                f"{max(1, round(retry_after))} s",
                 code="queue_full",
                 retry_after=retry_after,
             )
         self._waiting[job] = deque(Group(job, i) for i in range(len(job.prompts)))
 
-    def _num_left_out(self, job: Job) -> int:
-        """Requests of a newcomer's tenant, itself included, for which no places are free."""
+    def _num_without_slot(self, job: Job) -> int:
+        """Requests of the new job's tenant, including it, that cannot run at once."""
         free, count = self.max_seqs - self._num_running, 0
         for other, size in (self._sizes() | {job: job.num_choices}).items():
             free -= size
@@ -70,40 +71,40 @@ class Admission:
         return count
 
     def _sizes(self) -> dict[Job, int]:
-        """Sequences that wait, by request, in the order of arrival."""
+        """Number of waiting sequences by request, in the order of arrival."""
         return {job: len(groups) * job.sampling.n for job, groups in self._waiting.items()}
 
-    def take(self, places: int, tokens: int) -> list[Group]:
-        """The next groups that fit into the free places; prompts of `tokens` tokens, or one.
+    def take(self, slots: int, tokens: int) -> list[Group]:
+        """The next groups that fit into the free slots, up to `tokens` prompt tokens or one group.
 
-        Next is who has least: the tenant with the fewest running sequences, then the request, then
-        who came first. One that does not fit yet is waited for, not overtaken.
+        Next is the tenant with the fewest running sequences, then the request with the fewest, then
+        the first to arrive. A group that does not fit blocks the queue, so that it is not starved.
         """
         taken: list[Group] = []
         while self._waiting:
             job = min(self._waiting, key=lambda j: (self._running[j.tenant], self._running[j]))
             group = self._waiting[job][0]
-            if group.size > places or (taken and group.num_tokens > tokens):
+            if group.size > slots or (taken and group.num_tokens > tokens):
                 break
             taken.append(self._waiting[job].popleft())
-            places, tokens = places - group.size, tokens - group.num_tokens
+            slots, tokens = slots - group.size, tokens - group.num_tokens
             self._count(job, group.size)
             if not self._waiting[job]:
                 del self._waiting[job]
         return taken
 
-    def left(self, job: Job) -> None:
-        """One running sequence of a request has ended."""
+    def release(self, job: Job) -> None:
+        """Frees the slot of one ended sequence of a request."""
         self._count(job, -1)
 
     def drop(self, job: Job) -> bool:
-        """Forgets what of a request still waits and gives its places back; False if none waited."""
+        """Removes a request and frees its slots; returns whether it was waiting."""
         if self._running[job]:
             self._count(job, -self._running[job])
         return self._waiting.pop(job, None) is not None
 
     def jobs(self) -> list[Job]:
-        """Requests of which something waits."""
+        """The requests with waiting prompts."""
         return list(self._waiting)
 
     def _count(self, job: Job, change: int) -> None:

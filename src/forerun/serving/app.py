@@ -1,4 +1,4 @@
-"""The routes."""
+"""The FastAPI application and its routes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from forerun.serving.service import Service
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application of one service; its lifespan starts and ends the engine's thread."""
+    """The application of one service; its lifespan starts and stops the engine thread."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.worker.start(asyncio.get_running_loop())
         yield
-        service.worker.end()
-        await asyncio.to_thread(service.worker.join, 5.0)  # a step may be under way
+        service.worker.abort()
+        await asyncio.to_thread(service.worker.join, 5.0)  # lets the current step finish
 
     app = FastAPI(
         title="forerun",
@@ -58,14 +58,14 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         tenant = service.tenant(request)
         body = parse(schema, await request.body())
         prepare = service.intake.chat if schema is ChatRequest else service.intake.completion
-        job = await asyncio.to_thread(prepare, body, tenant)  # long texts take a while
+        job = await asyncio.to_thread(prepare, body, tenant)  # tokenises, slow for long texts
         name, fingerprint = service.settings.name, service.fingerprint
-        made = reply(job, body, name, fingerprint, service.pieces)
-        return await service.answerer.answer(request, job, made)
+        made = reply(job, body, name, fingerprint, service.token_text)
+        return await service.responder.answer(request, job, made)
 
     @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
     async def completions(request: Request) -> Response:
-        """A text that continues a prompt."""
+        """A continuation of a prompt."""
         return await answer(request, CompletionRequest, CompletionReply)
 
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
@@ -87,13 +87,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        """The model that is served."""
+        """The list with the served model."""
         service.tenant(request)
         return Json({"object": "list", "data": [model]})
 
     @app.get("/v1/models/{name:path}")
     async def one_model(request: Request, name: str) -> Response:
-        """One model by its name."""
+        """One model by name."""
         service.tenant(request)
         if name != model["id"]:
             known = [service.settings.name]
@@ -104,7 +104,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
-        """200 while requests are served, else 503."""
+        """200 if requests are served, else 503."""
         state = service.worker.state(service.settings.stall)
         found = {
             "status": state,
@@ -120,7 +120,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 
 def _body(schema: Any) -> dict[str, Any]:
-    """The request body for /openapi.json: it is read by `parse`, not by FastAPI."""
+    """The request body for /openapi.json, as `parse` reads it and not FastAPI."""
     content = {"application/json": {"schema": _inlined(schema.model_json_schema())}}
     return {"requestBody": {"required": True, "content": content}}
 

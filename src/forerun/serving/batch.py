@@ -1,7 +1,7 @@
-"""What runs at the moment: the engine, its sequences, and what is to be told about them.
+"""The running batch: the engine, its sequences, and their events.
 
-Belongs to the engine's thread. A step that fails is tried again sequence by sequence, so that only
-the request at fault is dropped; if the engine itself cannot go on it is made anew.
+Used by the engine thread only. A failed step is repeated sequence by sequence, so that only the
+request with the error is dropped. If the engine itself fails, it is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -22,24 +22,30 @@ from forerun.serving.admission import Group
 from forerun.serving.errors import ApiError, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
-from forerun.serving.routing import Plans, Router, constrain
+from forerun.serving.routing import MethodControllers, Router, constrain
 from forerun.serving.traces import Traces
 
 log = logging.getLogger("forerun.serving")
-Make = Callable[[Recorder], tuple[Engine, Router, Plans]]
-Hear = Callable[[Job], None]
+MakeEngine = Callable[[Recorder], tuple[Engine, Router, MethodControllers]]
+JobCallback = Callable[[Job], None]
 
 
 class Batch:
-    """The running sequences. on_left: one of a job has ended; on_gone: the whole job has."""
+    """The running sequences. on_choice_end, on_job_end: called when a choice or a job ends."""
 
-    def __init__(self, make: Make, metrics: Metrics, on_left: Hear, on_gone: Hear) -> None:
+    def __init__(
+        self,
+        make: MakeEngine,
+        metrics: Metrics,
+        on_choice_end: JobCallback,
+        on_job_end: JobCallback,
+    ) -> None:
         self._make, self.metrics = make, metrics
-        self._on_left, self._on_gone = on_left, on_gone
+        self._on_choice_end, self._on_job_end = on_choice_end, on_job_end
         self._progress: dict[Job, Progress] = {}
         self._choices: dict[Sequence, Choice] = {}
         self._outbox: list[tuple[Job, Event]] = []
-        self.lasted: deque[float] = deque([1.0], maxlen=32)  # seconds that requests took
+        self.durations: deque[float] = deque([1.0], maxlen=32)  # seconds, of recent requests
         self._build()
 
     @property
@@ -48,7 +54,7 @@ class Batch:
 
     @property
     def num_free(self) -> int:
-        """Places for newcomers."""
+        """Number of sequences that may join."""
         return self.engine.scheduler.max_seqs - len(self._choices)
 
     @property
@@ -56,23 +62,23 @@ class Batch:
         return not self._choices and self.engine.scheduler.is_idle
 
     def jobs(self) -> list[Job]:
-        """Requests of which something runs."""
+        """The requests with running sequences."""
         return list(self._progress)
 
     def events(self) -> list[tuple[Job, Event]]:
-        """What has happened since the last call."""
+        """The events since the last call."""
         events, self._outbox = self._outbox, []
         return events
 
     def begin(self, group: Group) -> None:
-        """The sequences of one prompt join, or their request is told why they cannot."""
-        if group.job.is_over:  # another of its prompts has failed in this very step
+        """Adds the sequences of one prompt; on an error its request fails."""
+        if group.job.is_over:  # another of its prompts failed in this step
             return
         try:
             self._join(group)
         except Exception as fault:
             if not isinstance(fault, ConfigError | CapacityError):
-                log.exception("a request could not join")
+                log.exception("a request could not join the batch")
             self.fail(group.job, of_fault(fault))
 
     def _join(self, group: Group) -> None:
@@ -81,38 +87,38 @@ class Batch:
         if progress is None:
             progress = self._progress[job] = Progress.of(job)
         choices = sequences(group, self.engine.target.context)
-        is_own = job.is_seeded or progress.expected is not None
+        is_own = job.is_seeded or progress.predicted is not None
         seqs = [choice.seq for choice in choices]
-        # who has a seed drafts as if nobody else were here
+        # a seeded request must draft in the same way whatever else runs
         has_room = job.is_seeded or self._has_room(job.method, seqs)
         method = job.method if has_room else "none"
-        self.plans.assign(seqs, method, job.nodes, is_own)
+        self.controllers.assign(seqs, method, job.nodes, is_own)
         for choice in choices:
             seq = choice.seq
             self.router.assign(seq, method, progress.prediction())
             constrain(self.engine.shapers, seq, job.constraints)
             if job.traces:
-                choice.trace = self.traces.watch(seq, method)
+                choice.trace = self.traces.start(seq, method)
             progress.choices[choice.number] = self._choices[seq] = choice
             self.engine.submit(seq)
         self.metrics.prompt_tokens.inc(group.num_tokens)
 
     def _has_room(self, method: str, seqs: list[Sequence]) -> bool:
-        """Whether what a method drafts with fits beside the target's own cells for these.
+        """Whether the memory of a drafting method fits in addition to the target's KV cache.
 
-        Drafts only save time: a request goes on without them, and the next one is asked for anew.
+        If not, these sequences run without drafts; the next request is checked again.
         """
         target, longest = self.engine.target, max(seq.num_prompt + seq.limit for seq in seqs)
         try:
             taken = target.check_room(len(self._choices) + len(seqs), longest)
             self.router.by_name[method].check_room(len(seqs), longest, taken)
         except CapacityError as why:
-            log.warning("a request goes on without drafts of %s, for want of room: %s", method, why)
+            log.warning("no memory for drafts of %s, a request runs without: %s", method, why)
             return False
         return True
 
     def step(self) -> None:
-        """One step for all; afterwards `events` tells what came of it."""
+        """One step of all sequences; its results are in `events`."""
         with self.engine.target.turns:
             self._step()
 
@@ -123,30 +129,30 @@ class Batch:
             self._isolate(fault)
         now = time.monotonic()
         for choice in list(self._choices.values()):
-            if choice.job.is_over:  # another choice of it has failed just now
+            if choice.job.is_over:  # another of its choices failed in this step
                 continue
             try:
                 self._report(choice, now)
             except Exception as fault:
-                log.exception("what came of a request cannot be told")
+                log.exception("the result of a request could not be reported")
                 self.fail(choice.job, of_fault(fault))
-        if self._dismissed:
-            self._clear()
+        if self._finished_jobs:
+            self._forget_finished()
 
     def drop(self, job: Job) -> None:
         """Ends the sequences of a request; their state is freed at the next step."""
         for choice in [c for c in self._choices.values() if c.job is job]:
             self.engine.cancel(choice.seq)
-            self._forget(choice)
-        self._dismiss(job)
+            self._remove(choice)
+        self._finish_job(job)
 
     def fail(self, job: Job, error: ApiError) -> None:
-        """Drops a request and tells it why."""
+        """Drops a request and sends it an error."""
         self._outbox.append((job, error))
         self.drop(job)
 
-    def start_anew(self, fault: Exception, joining: Iterable[Job] = ()) -> None:
-        """Drops all that runs or was about to, and makes a new engine on the same target."""
+    def restart(self, fault: Exception, joining: Iterable[Job] = ()) -> None:
+        """Fails all running and joining requests, and makes a new engine on the same target."""
         self.metrics.faults.inc()
         for seq in list(self._choices):
             with suppress(Exception):
@@ -158,19 +164,19 @@ class Batch:
 
     def _build(self) -> None:
         self.recorder, self.traces = Recorder(), Traces()
-        self._dismissed: list[Job] = []  # what they taught is to be forgotten at the end of a step
-        self.engine, self.router, self.plans = self._make(self.recorder)
+        self._finished_jobs: list[Job] = []  # their drafter state is dropped after the step
+        self.engine, self.router, self.controllers = self._make(self.recorder)
         self.engine.listeners.append(self.traces)
 
     def _report(self, choice: Choice, now: float) -> None:
-        """Tells what is new of one choice; an ended one leaves."""
+        """Sends the new text of one choice; removes it if it has ended."""
         job, seq = choice.job, choice.seq
         self._measure(choice, now)
-        piece = choice.news(self.engine.stops) if job.streams or seq.finish else None
+        piece = choice.next_piece(self.engine.stops) if job.streams or seq.finish else None
         if piece is not None:
             self._outbox.append((job, piece))
         if seq.finish is not None:
-            self._leave(choice, self._progress[job])
+            self._finish_choice(choice, self._progress[job])
 
     def _measure(self, choice: Choice, now: float) -> None:
         seq, new = choice.seq, choice.seq.num_generated - choice.num_seen
@@ -178,21 +184,21 @@ class Batch:
             return
         if not choice.num_seen:
             self.metrics.first_token.observe(now - choice.job.arrived)
-            if seq.index == 0:  # the other samples of a prompt share its cells in any case
+            if seq.index == 0:  # the other samples of a prompt share its KV cells anyway
                 self._count_reuse(choice)
         else:
             self.metrics.between.observe((now - choice.last) / new)
         choice.num_seen, choice.last = seq.num_generated, now
 
     def _count_reuse(self, choice: Choice) -> None:
-        """How much of the prompt an earlier request had left in the cache."""
+        """Counts the prompt tokens found in the prefix cache."""
         found = self.engine.target.reused(choice.seq)
         self._progress[choice.job].count.cached += found
         self.metrics.cache_queries.inc(choice.seq.num_prompt)
         self.metrics.cache_hits.inc(found)
 
-    def _leave(self, choice: Choice, progress: Progress) -> None:
-        """A sequence has ended; perhaps its job has, too."""
+    def _finish_choice(self, choice: Choice, progress: Progress) -> None:
+        """Counts and removes a finished choice; sends `End` if it was the last of its job."""
         job, seq, count = choice.job, choice.seq, progress.count
         self.metrics.finished(seq.finish or "")
         progress.num_ended += 1
@@ -201,30 +207,30 @@ class Batch:
         self.metrics.failures.inc(failures)
         prediction = self.router.prediction(seq)
         if prediction is not None:
-            num_said = prediction.num_said(seq.generated)
-            count.accepted_prediction += num_said
-            count.rejected_prediction += len(job.prediction) - num_said
-        self._forget(choice)
+            num_matched = prediction.num_matched(seq.generated)
+            count.accepted_prediction += num_matched
+            count.rejected_prediction += len(job.prediction) - num_matched
+        self._remove(choice)
         if progress.is_done:
             order = [progress.choices[i].seq for i in range(job.num_choices)]
             stats = [self.recorder.of(seq) for seq in order]
             self._outbox.append((job, End(count, stats, [*map(self.router.method, order)])))
             seconds = time.monotonic() - job.arrived
             self.metrics.whole.observe(seconds)
-            self.lasted.append(seconds)
-            self._dismiss(job)
+            self.durations.append(seconds)
+            self._finish_job(job)
 
     def _isolate(self, fault: Exception) -> None:
-        """Steps every sequence alone; the jobs of those that fail are dropped, others move on."""
+        """Steps every sequence alone; drops only the jobs of sequences that fail."""
         self.metrics.faults.inc()
-        log.error("a step failed, and its sequences are tried one by one", exc_info=fault)
+        log.error("a step failed; its sequences are tried one by one", exc_info=fault)
         running = [seq for seq in self.engine.scheduler.running if seq.finish is None]
         waiting = set(self.engine.scheduler.waiting)
         for seq, choice in list(self._choices.items()):
             if seq.finish is None and seq not in waiting and seq not in running:
-                self.fail(choice.job, of_fault(fault))  # it was lost while it joined
+                self.fail(choice.job, of_fault(fault))  # it failed while joining
         for seq in running:
-            if seq not in self._choices:  # its job has failed meanwhile
+            if seq not in self._choices:  # its job has failed already
                 continue
             try:
                 self.engine.round([seq])
@@ -232,23 +238,23 @@ class Batch:
                 self.fail(self._choices[seq].job, of_fault(own_fault))
         self.engine.retire()
 
-    def _forget(self, choice: Choice) -> None:
+    def _remove(self, choice: Choice) -> None:
         self._choices.pop(choice.seq, None)
-        self._on_left(choice.job)
+        self._on_choice_end(choice.job)
 
-    def _dismiss(self, job: Job) -> None:
-        """No sequence of this job will come any more."""
+    def _finish_job(self, job: Job) -> None:
+        """Marks a job as over: none of its sequences runs or joins any more."""
         job.is_over = True
         if self._progress.pop(job, None) is not None:
-            self._dismissed.append(job)
-        self._on_gone(job)
+            self._finished_jobs.append(job)
+        self._on_job_end(job)
 
-    def _clear(self) -> None:
-        """The router forgets who was dismissed: none teaches any more once it has retired."""
+    def _forget_finished(self) -> None:
+        """Drops the drafter state of finished jobs, after their sequences were retired."""
         self.engine.retire()
-        jobs, self._dismissed = self._dismissed, []
+        jobs, self._finished_jobs = self._finished_jobs, []
         for job in jobs:
             for i in range(len(job.prompts)):
                 self.router.forget((job.number, i))
                 if job.is_seeded:
-                    self.router.forget(kept_key("tenant", job.taught(i)))
+                    self.router.forget(kept_key("tenant", job.memory_tenant(i)))

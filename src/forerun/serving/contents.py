@@ -1,4 +1,4 @@
-"""Prompts and messages as clients may write them, in the plain forms that a tokenizer takes."""
+"""Converts prompts, messages and biases of requests to the forms that the engine takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.serving.schemas import Message, Part
 
 
 def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
-    """A list of texts or of lists of ids, whatever form came."""
+    """Any form of `prompt` as a list of texts or of lists of token ids. Raises ApiError."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -31,7 +31,7 @@ def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
 
 
 def _is_id(item: Any) -> bool:
-    return type(item) is int  # which true and false are not
+    return type(item) is int  # excludes bool
 
 
 def _is_prompt(item: Any) -> bool:
@@ -39,7 +39,7 @@ def _is_prompt(item: Any) -> bool:
 
 
 def plain_message(i: int, message: Message) -> dict[str, str]:
-    """Role, text and name of message i. Raises ApiError for what is no text; "" is one."""
+    """Role, text and name of message i. Raises ApiError if its content is not text."""
     where = f"messages.{i}"
     if message.tool_calls or message.function_call or message.annotations or message.audio:
         raise bad(
@@ -59,7 +59,7 @@ def plain_message(i: int, message: Message) -> dict[str, str]:
 
 
 def plain_text(content: str | list[Part], where: str) -> str:
-    """The text of a content, in one piece or in parts."""
+    """The text of a content, a string or a list of parts. Raises ApiError."""
     if isinstance(content, str):
         return content
     for i, part in enumerate(content):
@@ -76,7 +76,7 @@ def plain_text(content: str | list[Part], where: str) -> str:
 
 
 def biases(given: Mapping[str, float], vocab: int) -> dict[int, float]:
-    """The biases of token ids below `vocab`. Raises ApiError."""
+    """logit_bias by token id. Raises ApiError for ids not below `vocab`."""
     try:
         found = {token_id(key): bias for key, bias in given.items()}
     except ConfigError as error:

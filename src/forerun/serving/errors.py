@@ -1,7 +1,7 @@
-"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}, and nothing more.
+"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}.
 
-A message says what was expected, what came, and what to try. What went wrong inside stays in the
-log; keys and prompts are in neither.
+A message states the problem, the value and the fix. Details of internal errors are in the log only;
+keys and prompts are in neither.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPES = {
 class ApiError(Exception):
     """An error with its HTTP status.
 
-    retry_after: seconds after which a client may try again. allow: methods that a path has.
+    retry_after: seconds until a client may try again. allow: HTTP methods of the path.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class ApiError(Exception):
 
 
 class Json(JSONResponse):
-    """JSON in ASCII: what a client sent may hold characters that UTF-8 has no form for."""
+    """JSON in ASCII, as text of clients may contain lone surrogates, which UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False).encode("ascii")
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A mistake of the client."""
+    """A client error."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiError:
-    """A name that does not exist, with the nearest ones or all."""
+    """The error for an unknown name, with the nearest names or all."""
     known = sorted(known)
     hint = meant(name, known, f"known: {', '.join(known)}")
     shown = name if len(name) <= 80 else name[:77] + "..."
@@ -87,33 +87,31 @@ def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiErr
 
 
 def of_fault(fault: Exception) -> ApiError:
-    """What the requests of a step that failed are told."""
+    """The error for the requests of a failed step."""
     if isinstance(fault, ApiError):
         return fault
     if isinstance(fault, CapacityError | MemoryError):
         return ApiError(
-            503, f"no memory is left for this request: {fault}", code="capacity", retry_after=5
+            503, f"not enough memory for this request: {fault}", code="capacity", retry_after=5
         )
-    if isinstance(fault, LawError):  # sent again it would end in the same way
+    if isinstance(fault, LawError):  # not 503: a retry would fail in the same way
         return ApiError(
             500,
-            "the model's numbers for this text are not finite, so no next token can be drawn; its "
-            "operator finds the cause in the log",
+            "the model's logits for this text are not finite; see the server log for the cause",
             code="model_fault",
         )
     if isinstance(fault, ConfigError):
         return bad(str(fault))
     return ApiError(
         503,
-        f"the engine met an internal error ({type(fault).__name__}) on this request and dropped "
-        "it; others go on, and it may be sent again",
+        f"internal error of the engine ({type(fault).__name__}) on this request; send it again",
         code="engine_fault",
         retry_after=1,
     )
 
 
 def install(app: FastAPI, on_error: Callable[[int], None]) -> None:
-    """Every error leaves the server in the one form; `on_error` hears its status."""
+    """Installs handlers that turn every exception into an `ApiError`; on_error: gets its status."""
 
     async def answer(request: Request, error: Any) -> JSONResponse:
         known = as_api(request, error)
@@ -125,7 +123,7 @@ def install(app: FastAPI, on_error: Callable[[int], None]) -> None:
 
 
 def as_api(request: Request, error: Exception) -> ApiError:
-    """Any error that a route may raise, as one of ours."""
+    """Any exception of a route as an `ApiError`."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ForerunError):
@@ -140,7 +138,7 @@ def as_api(request: Request, error: Exception) -> ApiError:
         return ApiError(405, f"{where} is not allowed; known: {', '.join(ROUTES)}", allow=allow)
     if isinstance(error, HTTPException):
         return ApiError(status, str(error.detail))
-    return ApiError(500, "internal error of the server; it is in its log")
+    return ApiError(500, "internal error of the server; see the server log")
 
 
 ROUTES = [

@@ -1,4 +1,4 @@
-"""A request on its way: what is asked for, and the events that come back from the engine."""
+"""A request inside the server, and the events that the engine thread sends back."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 from forerun.core.sampling import Sampling
 from forerun.engine.stats import Stats
 from forerun.serving.errors import ApiError
-from forerun.serving.traces import News
+from forerun.serving.traces import TraceUpdate
 
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """More of one choice: text that is certain, and the tokens that made it."""
+    """New text of one choice, which no stop string can take back, and its tokens."""
 
     choice: int
     text: str
     tokens: list[int]
-    begins: list[int]  # where the text of each token begins
-    logprobs: list[dict[int, float]]  # of each token, if asked for
+    begins: list[int]  # offset of each token's text
+    logprobs: list[dict[int, float]]  # of each token, if requested
     finish: str | None = None  # set on the last piece of a choice
-    news: News | None = None  # how the text came, if asked for
+    trace: TraceUpdate | None = None  # if requested
 
 
 @dataclass
-class Count:
-    """Tokens of a request; what a predicted output gave and what it cost."""
+class TokenCounts:
+    """Token counts of a request."""
 
     prompt: int = 0
-    cached: int = 0  # prompt tokens that an earlier request had computed
+    cached: int = 0  # prompt tokens found in the prefix cache
     completion: int = 0
     accepted_prediction: int = 0
     rejected_prediction: int = 0
@@ -41,11 +41,11 @@ class Count:
 
 @dataclass(frozen=True)
 class End:
-    """The last event of a request that went well."""
+    """The last event of a successful request."""
 
-    count: Count
+    count: TokenCounts
     stats: list[Stats]  # of each choice
-    methods: list[str]  # that drafted for each
+    methods: list[str]  # drafting method of each choice
 
 
 Event = Piece | End | ApiError
@@ -60,19 +60,19 @@ class Job:
     seed: int
     method: str
     tenant: str
-    is_seeded: bool = False  # the client gave the seed: the same request, the same text
-    nodes: int | None = None  # largest draft tree, if the client said so
-    constraints: tuple[str, ...] = ()  # names of those that the client asked for
+    is_seeded: bool = False  # the client gave the seed, so the output must be reproducible
+    nodes: int | None = None  # maximum draft tree of the request
+    constraints: tuple[str, ...] = ()  # names of the constraints of the request
     prediction: list[int] = field(default_factory=list)
-    streams: bool = False  # whether pieces are wanted as they come
-    traces: bool = False  # whether it is to be told how every token came
+    streams: bool = False  # the client wants pieces as they come
+    traces: bool = False  # the client wants a trace
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=lambda: next(_numbers))
-    is_over: bool = False  # it has ended, or was dropped: no sequence of it may join any more
+    is_over: bool = False  # finished or dropped: none of its sequences may join
     mailbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
-    def taught(self, prompt: int) -> str:
-        """The tenant that a prompt teaches; one of its own if the text is to be the same again."""
+    def memory_tenant(self, prompt: int) -> str:
+        """The tenant under which drafters learn; separate for each prompt of a seeded request."""
         return f"{self.tenant}\0{self.number}.{prompt}" if self.is_seeded else self.tenant
 
     @property

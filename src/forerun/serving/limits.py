@@ -1,4 +1,4 @@
-"""What no request may do, whatever it asks for: be too large, or take too long to arrive."""
+"""Limits of every request: the size of its body and the time it takes to arrive."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serving.errors import ApiError
 
-DRAINED = 4  # times the size that is allowed: so much of what is too large is read and dropped
+MAX_DROPPED = 4  # times max_body: how much of a too large body is read and dropped
 
 
 class Limits:
     """ASGI middleware: reads the whole body first, within a size and a time.
 
-    A body that is too large is answered at once; what is left of it is dropped as it comes, for
-    many clients listen only when they have sent it all. on_error hears the status of a request
-    that it refuses.
+    A too large body is answered at once, and the rest of it is read and dropped, because many
+    clients read the answer only after they sent everything. on_error: receives the status of a
+    rejected request.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Limits:
             await self._refuse(error, scope, receive, send)
             return
         except ApiError as error:
-            await self._refuse(error, scope, receive, _held(send))
+            await self._refuse(error, scope, receive, _without_end(send))
             await self._drain(scope, receive)
             await send({"type": "http.response.body"})
             return
@@ -48,7 +48,7 @@ class Limits:
             await self.app(scope, _replay(body, receive), send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None if the client has gone. Raises ApiError 413."""
+        """The body; None if the client disconnected. Raises ApiError 413."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 self._check(int(value))
@@ -66,39 +66,39 @@ class Limits:
         if size > self.max_body:
             raise ApiError(
                 413,
-                f"the request has {size} bytes or more, but this server takes {self.max_body}",
+                f"the request has at least {size} bytes, but the limit is {self.max_body}",
                 code="request_too_large",
             )
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self._on_error(error.status)
         response = error.response()
-        response.headers["Connection"] = "close"  # what is left of the body is not read
+        response.headers["Connection"] = "close"  # the rest of the body is not read
         await response(scope, receive, send)
 
     async def _drain(self, scope: Scope, receive: Receive) -> None:
-        """Drops what still comes of a body, within bounds."""
-        if any(name == b"expect" for name, _ in scope["headers"]):  # it waits for leave to send
+        """Reads and drops the rest of a body, up to a limit."""
+        if any(name == b"expect" for name, _ in scope["headers"]):  # it waits for 100 Continue
             return
-        left = DRAINED * self.max_body
+        left = MAX_DROPPED * self.max_body
         with suppress(TimeoutError):
             async with asyncio.timeout(self.seconds):
                 while left > 0 and (message := await receive()).get("more_body", False):
                     left -= len(message["body"])
 
 
-def _held(send: Send) -> Send:
-    """Sends an answer, but not its end, at which the server would close the connection."""
+def _without_end(send: Send) -> Send:
+    """Sends an answer without its end, so that the connection stays open."""
 
-    async def hold(message: Any) -> None:
+    async def send_open(message: Any) -> None:
         is_body = message["type"] == "http.response.body"
         await send(message | {"more_body": True} if is_body else message)
 
-    return hold
+    return send_open
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body again, then what comes after it."""
+    """A `receive` that yields the body, then the messages after it."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Any:

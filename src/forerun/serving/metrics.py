@@ -1,7 +1,7 @@
-"""/metrics in Prometheus' form, under vLLM's names, so that its dashboards work unchanged.
+"""/metrics in Prometheus' format under vLLM's names, so that its dashboards work unchanged.
 
-Rates by position are positions from 0 in `position`, and counts are of draft trees, as vLLM counts
-its chains: num_drafts is sequences times steps with a draft.
+num_drafts counts draft trees as vLLM counts its chains: one per sequence and step with a draft. The
+label `position` starts at 0.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Metrics:
         self.faults = self._total("engine_faults", "Steps that failed", "forerun")
         self.failures = self._total("drafter_failures", "Steps without a failed draft", "forerun")
         self.cancelled = self._total("requests_cancelled", "Clients that went away", "forerun")
-        for position in range(8):  # dashboards want series that begin at 0
+        for position in range(8):  # dashboards need series that start at 0
             self._position(position)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A gauge that asks when it is read."""
+        """Adds a gauge that calls `value` when it is read."""
         found = Gauge(f"vllm:{name}", text, [*self._labels], registry=self.registry)
         found.labels(**self._labels).set_function(value)
 
@@ -82,11 +82,11 @@ class Metrics:
             self._position(min(position, MAX_POSITIONS)).inc(count)
 
     def finished(self, reason: str) -> None:
-        """One sample has ended."""
+        """Counts a finished sample."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
 
     def failed(self, status: int) -> None:
-        """One request was answered with an error."""
+        """Counts a request that was answered with an error."""
         self._errors.labels(**self._labels, status=str(status)).inc()
 
     def text(self) -> bytes:

@@ -1,10 +1,10 @@
-"""Predicted outputs: a text that the answer will repeat in good part is copied as a draft.
+"""Predicted outputs: drafts copied from a text that the client expects the answer to repeat.
 
-A chain follows the prediction from its beginning. After a rejection the last tokens of the answer
-are looked up in the prediction, the longest n-gram first and the place after the last one before
-others. The chain doubles while all of it is accepted, and is short again after a rejection.
+A chain follows the prediction from its start. After a rejection the last n-gram of the answer is
+looked up in the prediction: the longest n-gram first, and matches after the last position first.
+The chain doubles while it is accepted completely, and is short again after a rejection.
 
-Law: POINT nodes, exact under every rule that judges them.
+Law: kept. POINT nodes, exact with every verifier that accepts them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from bisect import bisect_right
 
 from forerun.core.tree import EMPTY, Tree, chain
 
-LENGTHS = 8, 4, 2  # n-grams looked up; one token would be a coincidence too often
-FIRST = 8  # nodes of the first chain
-LONG = 32  # nodes of the longest, where the request names no size
+NGRAM_SIZES = 8, 4, 2  # looked up in this order; single tokens match by chance too often
+FIRST_CHAIN = 8  # nodes
+MAX_CHAIN = 32  # nodes, unless the request sets a size
 
 
-class Expected:
-    """The predicted text and where its n-grams end; shared by all samples of a request."""
+class PredictedText:
+    """The predicted text with an index of its n-grams; shared by all samples of a request."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
-        self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> places after it, rising
-        for n in LENGTHS:
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> its ends, ascending
+        for n in NGRAM_SIZES:
             for end in range(n, len(tokens)):
-                self._places.setdefault(tuple(tokens[end - n : end]), []).append(end)
+                self._ends.setdefault(tuple(tokens[end - n : end]), []).append(end)
 
     def find(self, generated: list[int], last: int) -> range:
-        """Where the longest n-gram stands that ends the answer: behind `last`, or the first."""
-        for n in LENGTHS:
+        """The match of the longest n-gram at the end of the answer: the next after `last`, else
+        the first one."""
+        for n in NGRAM_SIZES:
             ngram = tuple(generated[-n:])
-            if ends := self._places.get(ngram):
+            if ends := self._ends.get(ngram):
                 after = bisect_right(ends, last)
                 end = ends[after] if after < len(ends) else ends[0]
                 return range(end - len(ngram), end)
@@ -40,43 +41,44 @@ class Expected:
 
 
 class Prediction:
-    """Where one answer stands in its prediction, and how much of it was said."""
+    """The position of one answer in its predicted text, and the matched tokens."""
 
-    def __init__(self, expected: Expected, longest: int = LONG) -> None:
-        self.expected, self.longest = expected, longest
-        self._said = set[int]()  # places in the prediction whose tokens the answer has
-        self._at: int | None = 0  # place in the prediction of the token that comes next
-        self._seen = 0  # generated tokens that were followed
-        self._length = FIRST
+    def __init__(self, predicted: PredictedText, max_nodes: int = MAX_CHAIN) -> None:
+        self.predicted, self.max_nodes = predicted, max_nodes
+        self._matched = set[int]()  # positions in the prediction that the answer repeats
+        self._at: int | None = 0  # position of the next token in the prediction
+        self._num_read = 0  # generated tokens read so far
+        self._length = FIRST_CHAIN
 
-    def draft(self, generated: list[int], most: int) -> Tree:
-        """A chain of at most `most` nodes that continues the answer so far."""
-        self._follow(generated)
+    def draft(self, generated: list[int], max_nodes: int) -> Tree:
+        """A chain of at most `max_nodes` nodes that continues the answer."""
+        self._advance(generated)
         if self._at is None:
             return EMPTY
-        count = min(self._length, self.longest, most)
-        return chain(self.expected.tokens[self._at : self._at + count]) if count > 0 else EMPTY
+        count = min(self._length, self.max_nodes, max_nodes)
+        return chain(self.predicted.tokens[self._at : self._at + count]) if count > 0 else EMPTY
 
-    def num_said(self, generated: list[int]) -> int:
-        """Tokens of the prediction that the answer has, whoever drafted them."""
-        self._follow(generated)
-        return len(self._said)
+    def num_matched(self, generated: list[int]) -> int:
+        """Number of prediction tokens in the answer, from any drafter."""
+        self._advance(generated)
+        return len(self._matched)
 
-    def judge(self, num_nodes: int, num_accepted: int) -> None:
-        """What became of the last chain."""
+    def update_length(self, num_nodes: int, num_accepted: int) -> None:
+        """Sets the length of the next chain from the acceptance of the last."""
         if num_nodes:
             is_whole = num_accepted == num_nodes
-            after = 2 * self._length if is_whole else min(FIRST, self._length) // 2
-            self._length = max(1, min(after, self.longest))
+            after = 2 * self._length if is_whole else min(FIRST_CHAIN, self._length) // 2
+            self._length = max(1, min(after, self.max_nodes))
 
-    def _follow(self, generated: list[int]) -> None:
-        """Moves on by the new tokens; looks the place up again after one that differs."""
-        for end in range(self._seen + 1, len(generated) + 1):
+    def _advance(self, generated: list[int]) -> None:
+        """Reads the new tokens; looks the position up again after a mismatch."""
+        for end in range(self._num_read + 1, len(generated) + 1):
             at = self._at
-            if at is not None and self.expected.tokens[at : at + 1] == generated[end - 1 : end]:
-                said = range(at, at + 1)
+            if at is not None and self.predicted.tokens[at : at + 1] == generated[end - 1 : end]:
+                match = range(at, at + 1)
             else:
-                said = self.expected.find(generated[max(0, end - LENGTHS[0]) : end], at or 0)
-            self._said.update(said)
-            self._at = said.stop or None
-        self._seen = len(generated)
+                start = max(0, end - NGRAM_SIZES[0])
+                match = self.predicted.find(generated[start:end], at or 0)
+            self._matched.update(match)
+            self._at = match.stop or None
+        self._num_read = len(generated)

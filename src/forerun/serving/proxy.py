@@ -1,10 +1,10 @@
-"""Several engines behind one port: an ASGI application that hands requests to servers like ours.
+"""A reverse proxy for several engines: an ASGI application that forwards requests to servers.
 
-A request goes where its beginning has been before, as long as that server is not much busier than
-the others: there its prefix is in the cache, and its tenant's texts have been learned from. A
-server that goes away costs the streams that it had begun an error event; what had not begun is sent
-to another one, as is what a server is too full for or failed at. All else (keys, queues,
-parameters) is each server's own business.
+Requests with the same prefix and tenant go to the same server, unless it is much busier than the
+others: its prefix cache and its drafters then already hold that text. If a server is lost, its
+running streams end with an error event, and other requests are sent to another server, as are
+requests that a server rejects as full or fails on. Keys, queues and parameters are handled by each
+server.
 """
 
 from __future__ import annotations
@@ -27,62 +27,62 @@ from forerun.serving.limits import Limits
 from forerun.serving.metrics import CONTENT_TYPE
 from forerun.serving.settings import Settings
 from forerun.serving.streams import sse
-from forerun.serving.upstream import LOST, Headers, Reply, Upstream, exchange, fetch
+from forerun.serving.upstream import CONNECTION_ERRORS, Headers, Reply, Upstream, exchange, fetch
 
 log = logging.getLogger("forerun.serving")
-SLACK = 4  # requests that a server may have more than the least busy one, to keep a conversation
-HEAD = 512  # characters of a prompt or first message that tell conversations apart
-TRIES = 2  # servers that may die or fail over one request
-ELSEWHERE = (429, 503)  # one is full, or cannot go on: another one may answer
+MAX_EXTRA_REQUESTS = 4  # of a server over the least busy one before it loses a conversation
+KEY_CHARS = 512  # characters of a prompt or first messages that identify a conversation
+MAX_FAILURES = 2  # servers that one request may be lost or fail on
+RETRY_STATUSES = (429, 503)  # full or failed: another server may answer
 
 
 class Backend(Protocol):
-    """Who keeps the servers alive."""
+    """Starts, restarts and stops the servers."""
 
-    up: dict[int, Upstream]  # those that take requests, by number
+    up: dict[int, Upstream]  # servers that accept requests, by number
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
-    def end(self) -> None:
-        """Makes the servers end what they are at with an error."""
+    def abort(self) -> None:
+        """Makes the servers end all requests with an error."""
 
 
-class Front:
-    """The application; its lifespan starts and stops the backend. `close`, `end`: as it drains."""
+class Proxy:
+    """The application; its lifespan starts and stops the backend. See `server.Drainable`."""
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self.backend, self._is_closing = backend, False
-        self._longest = settings.request_timeout + 10  # a server says it first, if it is heard
+        self._timeout = settings.request_timeout + 10  # after the server's own timeout
         self._registry = CollectorRegistry(auto_describe=False)
         made: dict[str, Any] = {"registry": self._registry}
         up = Gauge("forerun:replicas_up", "Engines that take requests", **made)
         up.set_function(lambda: len(self._alive()))
         self._retried = Counter("forerun:requests_retried", "Sent to another engine", **made)
-        self._cut = Counter("forerun:streams_cut", "Streams whose engine went away", **made)
-        text = "Requests answered with an error, by status"  # here: those that no engine answered
+        self._cut = Counter("forerun:streams_cut", "Streams cut by a lost engine", **made)
+        text = "Requests answered with an error, by status"  # by the proxy itself
         self._errors = Counter("forerun:request_errors", text, ["status"], **made)
         limits = settings.max_body, settings.body_timeout
         self._limited = Limits(self._answer, *limits, self._failed)
 
     def close(self) -> None:
-        """Accepts nothing more; what has been accepted goes on."""
+        """Accepts no more requests; accepted ones continue."""
         self._is_closing = True
 
-    def end(self) -> None:
-        """Ends whatever is left with an error."""
+    def abort(self) -> None:
+        """Ends all remaining requests with an error."""
         self._is_closing = True
-        self.backend.end()
+        self.backend.abort()
 
     def _failed(self, status: int) -> None:
         self._errors.labels(str(status)).inc()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._lifespan(receive, send)
         else:
             await self._limited(scope, receive, send)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         await self.backend.start()
         await send({"type": "lifespan.startup.complete"})
@@ -91,24 +91,25 @@ class Front:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; `receive` gives its body whole, then tells when the client goes away."""
+        """Answers one request; `receive` yields its whole body, then the client's disconnect."""
         body, sent = (await receive()).get("body", b""), list[str]()
 
-        async def tell(message: Any) -> None:
+        async def record_and_send(message: Any) -> None:
             sent.append(message["type"])
             await send(message)
 
         pages = {"/health": self._health, "/metrics": self._metrics}
         page = pages.get(scope["path"]) if scope["method"] == "GET" else None
-        work: Any = self._page(page, scope, receive, tell) if page else None
-        work = work or self._relay(scope, body, receive, tell)
-        relaying, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
-        both = relaying, leaving
+        work: Any = self._page(page, scope, receive, record_and_send) if page else None
+        work = work or self._relay(scope, body, receive, record_and_send)
+        relay = asyncio.ensure_future(work)
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        both = relay, disconnect
         try:
-            await asyncio.wait(both, timeout=self._longest, return_when=asyncio.FIRST_COMPLETED)
-            is_late = not (relaying.done() or leaving.done())
-            if relaying.done():
-                relaying.result()
+            await asyncio.wait(both, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+            is_late = not (relay.done() or disconnect.done())
+            if relay.done():
+                relay.result()
         finally:
             for task in both:
                 task.cancel()
@@ -116,23 +117,23 @@ class Front:
         if is_late:
             self._failed(504)
         if is_late and not sent:
-            await _late(self._longest).response()(scope, receive, tell)
+            await _timeout_error(self._timeout).response()(scope, receive, send)
         elif is_late:
-            last = b"\n\n" + sse(_late(self._longest).body())
+            last = b"\n\n" + sse(_timeout_error(self._timeout).body())
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _page(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
         await (await page())(scope, receive, send)
 
     async def _relay(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Sends a request to one server after the other until one answers it."""
+        """Sends a request to one server after another until one answers it."""
         headers: Headers = list(scope["headers"])
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        key, tried, failed, is_lost = _key(headers, body), set[int](), 0, False
-        told: ASGIApp | None = None
-        full: ASGIApp | None = None  # what one that is full said: when to come again
+        key, tried, failed, is_lost = _routing_key(headers, body), set[int](), 0, False
+        last: ASGIApp | None = None
+        full: ASGIApp | None = None  # the answer of a full server, with its Retry-After
         while not self._is_closing and (upstream := self._pick(key, tried)) is not None:
             tried.add(upstream.number)
             self._retried.inc(failed > 0)
@@ -143,43 +144,43 @@ class Front:
                         return
                     whole = await reply.body()
             except h11.LocalProtocolError as wrong:
-                found = bad(f"this request cannot be passed on: {wrong}").response()
+                found = bad(f"this request cannot be forwarded: {wrong}").response()
                 self._failed(400)
                 await found(scope, receive, send)
                 return
-            except LOST:
-                upstream.is_lost, failed, told, is_lost = True, failed + 1, None, True
+            except CONNECTION_ERRORS:
+                upstream.is_lost, failed, last, is_lost = True, failed + 1, None, True
             else:
                 is_lost = False
-                told, failed = _whole(reply, whole), failed + (reply.status == 503)
-                if reply.status not in ELSEWHERE:
+                last, failed = _response(reply, whole), failed + (reply.status == 503)
+                if reply.status not in RETRY_STATUSES:
                     full = None
                     break
-                full = full or (told if reply.status == 429 else None)
-            if failed == TRIES:
-                full = None  # who comes again would end two more engines
+                full = full or (last if reply.status == 429 else None)
+            if failed == MAX_FAILURES:
+                full = None  # no Retry-After: a retry could crash more engines
                 break
-        answer = full or told
+        answer = full or last
         if answer is None:
-            error = _closing() if self._is_closing else _none(is_lost)
+            error = _shutting_down() if self._is_closing else _no_engine(is_lost)
             self._failed(error.status)
             answer = error.response()
         await answer(scope, receive, send)
 
     async def _stream(self, upstream: Upstream, reply: Reply, send: Send) -> None:
-        """Passes pieces on; if the server goes away the stream ends with an error event."""
+        """Forwards chunks; if the server is lost the stream ends with an error event."""
         head: dict[str, Any] = {"type": "http.response.start", "status": reply.status}
         chunk: dict[str, Any] = {"type": "http.response.body", "more_body": True}
         pieces, last = aiter(reply.chunks), b""
-        with suppress(OSError):  # of the client, who may go away
+        with suppress(OSError):  # the client may disconnect
             await send(head | {"headers": reply.headers})
             while True:
                 try:
                     piece = await anext(pieces, None)
-                except LOST:
-                    upstream.is_lost, last = True, b"\n\n" + sse(_none(True).body())
+                except CONNECTION_ERRORS:
+                    upstream.is_lost, last = True, b"\n\n" + sse(_no_engine(True).body())
                     self._cut.inc()
-                    log.warning("engine %d went away in the middle of a stream", upstream.number)
+                    log.warning("lost engine %d in the middle of a stream", upstream.number)
                     break
                 if piece is None:
                     break
@@ -190,16 +191,16 @@ class Front:
         return [one for one in self.backend.up.values() if not one.is_lost]
 
     def _pick(self, key: bytes, tried: Iterable[int]) -> Upstream | None:
-        """The server that this key belongs to, unless it is much busier than the least busy one."""
+        """The server of this key (rendezvous hashing), unless it is much busier than others."""
         free = [one for one in self._alive() if one.number not in set(tried)]
         if not free:
             return None
-        most = min(one.in_flight for one in free) + SLACK
+        most = min(one.in_flight for one in free) + MAX_EXTRA_REQUESTS
         near = [one for one in free if one.in_flight <= most]
         return max(near, key=lambda one: hashlib.sha256(b"%d " % one.number + key).digest())
 
     async def _health(self) -> Response:
-        """200 while one server takes requests; counts of all, and which are there."""
+        """200 if any server accepts requests; with the counts of all and the state of each."""
         pages = await self._pages("/health")
         found = {
             number: json.loads(page)
@@ -213,18 +214,18 @@ class Front:
         return Json({"status": state, **sums, "engines": engines}, 200 if is_up else 503)
 
     async def _metrics(self) -> Response:
-        """The pages of all servers as one: series differ in the label `engine`."""
+        """The merged pages of all servers; their series differ in the label `engine`."""
         pages = await self._pages("/metrics")
         texts = [page.decode() for _, (status, page) in sorted(pages.items()) if status == 200]
         own = generate_latest(self._registry).decode()
         return Response(merged([own, *texts]), media_type=CONTENT_TYPE)
 
     async def _pages(self, path: str) -> dict[int, tuple[int, bytes]]:
-        """A page of every server that gives it."""
+        """A page from every server that answers: status and body by number."""
         found: dict[int, tuple[int, bytes]] = {}
 
         async def one(upstream: Upstream) -> None:
-            with suppress(*LOST):
+            with suppress(*CONNECTION_ERRORS):
                 found[upstream.number] = await fetch(upstream, path)
 
         await asyncio.gather(*map(one, self._alive()))
@@ -232,7 +233,7 @@ class Front:
 
 
 def merged(pages: Iterable[str]) -> str:
-    """Pages in Prometheus' form as one: every family once, with the series of all."""
+    """One Prometheus page from several: every family once, with all series."""
     families: dict[str, tuple[list[str], list[str]]] = {}
     for page in pages:
         heads: list[str] = []
@@ -249,46 +250,45 @@ def merged(pages: Iterable[str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _key(headers: Headers, body: bytes) -> bytes:
-    """What requests have in common that should meet the same server: tenant and beginning."""
+def _routing_key(headers: Headers, body: bytes) -> bytes:
+    """API key and prompt prefix; requests with equal keys go to the same server."""
     sent = next((value for name, value in headers if name == b"authorization"), b"")
     with suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
         request = json.loads(body)
         named = request.get("prompt_cache_key")
         begin = named or request.get("prompt") or request["messages"][:2]
-        return sent + json.dumps(begin)[:HEAD].encode()
-    return sent + body[:HEAD]
+        return sent + json.dumps(begin)[:KEY_CHARS].encode()
+    return sent + body[:KEY_CHARS]
 
 
-def _whole(reply: Reply, body: bytes) -> ASGIApp:
-    """An answer in one piece, as it came."""
+def _response(reply: Reply, body: bytes) -> ASGIApp:
+    """A complete upstream answer, unchanged."""
     found = Response(body, reply.status)
     found.raw_headers = [pair for pair in reply.headers if pair[0] != b"content-length"]
     found.raw_headers.append((b"content-length", str(len(body)).encode()))
     return found
 
 
-def _none(is_lost: bool) -> ApiError:
-    """Nobody could answer: all are gone, or those that were asked went away."""
+def _no_engine(is_lost: bool) -> ApiError:
+    """The error if no server is up, or the request's server was lost."""
     text = (
-        "the engine of this request went away and is started again; the request may be sent again"
+        "the engine of this request was lost and is restarting; send the request again"
         if is_lost
-        else "no engine is up at the moment; they are being started, try again in a while"
+        else "no engine is up; they are starting, try again later"
     )
     return ApiError(503, text, code="engine_fault", retry_after=1 if is_lost else 10)
 
 
-def _late(seconds: float) -> ApiError:
-    """An engine that took a request and says nothing."""
-    text = f"the engine of this request did not finish it within {seconds:.0f} s; ask for less"
+def _timeout_error(seconds: float) -> ApiError:
+    text = f"the request was not finished within {seconds:.0f} s; ask for fewer tokens"
     return ApiError(504, text, code="request_timeout")
 
 
-def _closing() -> ApiError:
-    text = "the server is shutting down; send the request elsewhere, or again in a while"
+def _shutting_down() -> ApiError:
+    text = "the server is shutting down; use another server, or try again later"
     return ApiError(503, text, code="shutting_down", retry_after=10)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,8 @@
-"""Engines behind one port as Ray actors: each runs a server of its own, a dead one is replaced.
+"""Several engines as Ray actors: each runs its own server, and a dead one is replaced.
 
-Ray places the actors and tells when one dies; requests do not pass through Ray. Its own HTTP layer
-(Ray Serve) was tried first: when a replica died it cut streams without an event, answered
-others with 500 in plain text, and gave /metrics of one replica, another one each time.
+Ray places the actors and reports their death; requests do not pass through Ray. Ray Serve is not
+used: when a replica dies it cuts streams without an error event and answers other requests with a
+plain text 500, and its /metrics shows one replica at random.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from time import monotonic
 from typing import Any
 
 from forerun.errors import CapacityError, ConfigError
-from forerun.integrations.ray_batch import MOST_DEATHS, connect, ray_module, shares
+from forerun.integrations.ray_batch import MAX_DEATHS, connect, ray_module, shares
 from forerun.runner import gpu
-from forerun.serving.service import Service, settle
+from forerun.serving.service import Service, freeze_garbage
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
-from forerun.serving.upstream import LOST, Upstream, fetch
+from forerun.serving.upstream import CONNECTION_ERRORS, Upstream, fetch
 
-BEAT = 1.0  # seconds between two looks at an engine
-MOST_MISSED = 30  # looks in a row that an engine may leave without an answer
-STOPPING = 10.0  # seconds that an actor gets to end its server
-LONGEST_PAUSE = 30.0  # seconds between two starts of an engine that dies at once
+CHECK_SECONDS = 1.0  # between two health checks of an engine
+MAX_MISSED = 30  # health checks in a row without an answer until an engine is replaced
+STOP_SECONDS = 10.0  # for an actor to stop its server
+MAX_PAUSE_SECONDS = 30.0  # between two starts of an engine that keeps dying
 log = logging.getLogger("forerun.serving")
 
 
 @dataclass(frozen=True)
 class ReplicaSetup:
-    """What an actor needs to make its server; it travels between processes."""
+    """The picklable settings of an actor's server."""
 
     model: str
     settings: Settings
@@ -44,10 +44,10 @@ class ReplicaSetup:
     context: int | None = None
     chat_template: str | None = None
     target: str | None = None  # built around the model
-    graphs: bool = field(default_factory=gpu.uses_graphs)  # as in the process that asks
+    graphs: bool = field(default_factory=gpu.uses_graphs)  # CUDA graphs, as in the main process
 
     def service(self) -> Service:
-        """The model and all around it, compiled."""
+        """Loads the model and compiles all kernels."""
         import forerun
 
         gpu.use_graphs(self.graphs)
@@ -67,49 +67,50 @@ class ReplicaSetup:
 
 
 class Replica:
-    """One server in a process of its own. `serve` comes first."""
+    """One server in its own process. Call `serve` first."""
 
     def __init__(self, setup: ReplicaSetup, threads: int) -> None:
         self.setup, self.threads = setup, threads
 
     def serve(self, is_alone: bool) -> tuple[str, int, dict[str, Any]]:
-        """Loads, and serves in a thread; its URL, its process, what it offers.
+        """Loads, and serves in a thread; returns its URL, process id and description.
 
-        is_alone: one machine is all there is, and nobody else is to reach the server.
+        is_alone: the cluster has one machine, so the server listens on localhost only.
         """
         import ray
         import torch
 
-        from forerun.serving.server import Server, bound
+        from forerun.serving.server import Server, bind_sockets
 
         torch.set_num_threads(self.threads)
         service, up = self.setup.service(), threading.Event()
-        settle()
+        freeze_garbage()
         address = "127.0.0.1" if is_alone else ray.util.get_node_ip_address()
-        self.server = Server(service, bound(address, 0), lambda url: up.set())
+        self.server = Server(service, bind_sockets(address, 0), lambda url: up.set())
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
         if not up.wait(60):
-            raise CapacityError(f"no server came up at {address}; is a port free there?")
+            raise CapacityError(f"no server started at {address}; check for a free port")
         return self.server.url, os.getpid(), service.describe()
 
     def wait(self) -> None:
-        """Returns when the server has ended."""
+        """Returns when the server has stopped."""
         self.thread.join()
 
-    def end(self) -> None:
-        """Ends with an error what is under way."""
-        self.server.service.worker.end()
+    def abort(self) -> None:
+        """Ends all requests with an error."""
+        self.server.service.worker.abort()
 
     def stop(self) -> None:
-        """Ends the server when its requests are answered."""
+        """Stops the server after its requests are answered."""
         self.server.should_exit = True
 
 
 class Replicas:
-    """So many engines, kept alive. `open` first, then `start` and `stop` on an event loop.
+    """A fixed number of engines, restarted when they die.
 
-    on_note: told what a person should know.
+    Call `open` first, then `start` and `stop` on an event loop. on_note: receives messages for the
+    user.
     """
 
     def __init__(
@@ -126,9 +127,9 @@ class Replicas:
         self._is_stopping = self._owns_cluster = False
 
     def open(self) -> dict[str, Any]:
-        """Joins or starts a cluster and the first engine; what it offers.
+        """Joins or starts a cluster, and starts the first engine; returns its description.
 
-        The others need not compile and measure again. Raises what the engine raises.
+        The other engines then find compiled kernels. Raises what the engine raises.
         """
         self._owns_cluster = connect(self.ray)
         cpus, gpus = shares(self.ray, self.count, self.setup.device)
@@ -136,33 +137,33 @@ class Replicas:
         self._kind = kind.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
         self._threads = max(1, int(cpus))
         try:
-            return self._took(0, self._got(self._launch(0)))
+            return self._register(0, self._get(self._launch(0)))
         except BaseException:
             self.close()
             raise
 
     async def start(self) -> None:
-        """Starts all engines but the first, and watches over them."""
-        self._tasks = [asyncio.create_task(self._keep(i)) for i in range(self.count)]
+        """Starts the other engines and supervises all."""
+        self._tasks = [asyncio.create_task(self._supervise(i)) for i in range(self.count)]
 
-    def end(self) -> None:
-        """Makes the engines end what they are at with an error."""
+    def abort(self) -> None:
+        """Makes the engines end all requests with an error."""
         for actor in list(self._actors.values()):
-            actor.end.remote()
+            actor.abort.remote()
 
     async def stop(self) -> None:
-        """Ends all engines; what they are at has been answered."""
+        """Stops all engines, after their requests are answered."""
         self._is_stopping = True
         refs = [actor.stop.remote() for actor in self._actors.values()]
         if self._tasks and refs:
-            await asyncio.wait(self._tasks, timeout=STOPPING)
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """Ends the actors, and the cluster if it was started here."""
+        """Stops the actors, and the cluster if it was started here."""
         for actor in self._actors.values():
             self._kill(actor)
         self._actors.clear()
@@ -172,78 +173,80 @@ class Replicas:
             self._owns_cluster = False
 
     def _launch(self, number: int) -> Any:
-        """Starts an actor; what will come of its `serve`."""
+        """Starts an actor; returns the reference of its `serve` call."""
         settings = replace(self.setup.settings, engine=number)
         actor = self._kind.remote(replace(self.setup, settings=settings), self._threads)
         self._actors[number] = actor
         is_alone = sum(node["Alive"] for node in self.ray.nodes()) == 1
         return actor.serve.remote(is_alone)
 
-    def _took(self, number: int, answer: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
-        url, self.pids[number], offer = answer
+    def _register(self, number: int, answer: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
+        """Adds a started engine; returns its description."""
+        url, self.pids[number], description = answer
         self.up[number] = Upstream(number, url)
-        return offer
+        return description
 
-    async def _keep(self, number: int) -> None:
-        """One engine, started again whenever it dies."""
+    async def _supervise(self, number: int) -> None:
+        """Restarts one engine whenever it dies."""
         deaths = 0
         while not self._is_stopping:
             started: float | None = None
             try:
                 if number not in self.up:
-                    self._took(number, await self._launch(number))
+                    self._register(number, await self._launch(number))
                 started = monotonic()
                 await self._watch(number)
                 if not self._is_stopping:
-                    raise CapacityError("its server has ended")
+                    raise CapacityError("its server has stopped")
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                is_young = started is None or monotonic() - started < LONGEST_PAUSE
+                is_young = started is None or monotonic() - started < MAX_PAUSE_SECONDS
                 deaths = deaths + 1 if is_young else 1
-                self._bury(number, error)
+                self._handle_death(number, error)
             if not self._is_stopping and deaths:
-                await asyncio.sleep(min(LONGEST_PAUSE, 2.0 ** (deaths - MOST_DEATHS)))
+                await asyncio.sleep(min(MAX_PAUSE_SECONDS, 2.0 ** (deaths - MAX_DEATHS)))
 
     async def _watch(self, number: int) -> None:
-        """Returns when an engine has ended as it was told to. Raises when it is gone."""
+        """Returns when an engine's server has stopped. Raises if the engine died."""
         ended = asyncio.ensure_future(_awaited(self._actors[number].wait.remote()))
         try:
             while not ended.done():
-                await asyncio.wait({ended}, timeout=BEAT)
+                await asyncio.wait({ended}, timeout=CHECK_SECONDS)
                 if not ended.done() and not self._is_stopping:
-                    await self._look(self.up[number])
+                    await self._check_health(self.up[number])
             ended.result()
         finally:
             ended.cancel()
 
-    async def _look(self, upstream: Upstream) -> None:
-        """One that was given up may be there again. Raises where it has died, or says nothing."""
+    async def _check_health(self, upstream: Upstream) -> None:
+        """Updates `is_lost`. Raises CapacityError if the engine failed or does not answer."""
         try:
-            _, page = await fetch(upstream, "/health", 2 * BEAT)
-        except LOST:
+            _, page = await fetch(upstream, "/health", 2 * CHECK_SECONDS)
+        except CONNECTION_ERRORS:
             upstream.is_lost, upstream.num_missed = True, upstream.num_missed + 1
-            if upstream.num_missed >= MOST_MISSED:
-                raise CapacityError(f"it did not answer {MOST_MISSED} times in a row") from None
+            if upstream.num_missed >= MAX_MISSED:
+                raise CapacityError(f"no answer to {MAX_MISSED} health checks in a row") from None
             return
         upstream.is_lost, upstream.num_missed = False, 0
         if b'"stopped"' in page or b'"failing"' in page:
-            raise CapacityError("its engine has met internal errors again and again")
+            raise CapacityError("repeated internal errors of its engine")
 
-    def _bury(self, number: int, error: Exception) -> None:
+    def _handle_death(self, number: int, error: Exception) -> None:
+        """Removes a dead engine."""
         self.up.pop(number, None)
         pid = self.pids.pop(number, None)
         self._kill(self._actors.pop(number, None))
         if not self._is_stopping:
             name = f"engine {number}" + (f" (process {pid})" if pid else "")
             cause = " ".join(str(error).split())[:120]
-            self.note(f"{name} is gone and is started again: {type(error).__name__}: {cause}")
+            self.note(f"{name} is lost and restarts: {type(error).__name__}: {cause}")
 
     def _kill(self, actor: Any) -> None:
         with suppress(Exception):
             self.ray.kill(actor)
 
-    def _got(self, ref: Any) -> Any:
+    def _get(self, ref: Any) -> Any:
         try:
             return self.ray.get(ref)
         except self.ray.exceptions.RayTaskError as error:

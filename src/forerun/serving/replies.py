@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form, whole or in chunks; what ours adds stands in fields of its own."""
+"""Answers in OpenAI's format, whole or in chunks, with extra fields for speculation."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from forerun.engine.stats import Stats
 from forerun.serving import traces
-from forerun.serving.jobs import Count, End, Job, Piece
+from forerun.serving.jobs import End, Job, Piece, TokenCounts
 from forerun.serving.schemas import Shared
-from forerun.serving.token_text import Pieces
+from forerun.serving.token_text import TokenText
 
 
 @dataclass
 class Reply(ABC):
-    """How one request is answered."""
+    """The format of one request's answer."""
 
     job: Job
     request: Shared
     model: str
     fingerprint: str
-    pieces: Pieces
+    token_text: TokenText
     created: int = field(default_factory=lambda: int(time.time()))
-    num_sent: int = 0  # tokens that chunks have brought
+    num_sent: int = 0  # tokens sent in chunks
 
-    prefix = ""  # of ids
+    prefix = ""  # of response ids
     whole_object = ""
     chunk_object = ""
 
@@ -36,24 +36,25 @@ class Reply(ABC):
 
     @abstractmethod
     def delta(self, piece: Piece) -> dict[str, Any]:
-        """More of a choice."""
+        """The chunk of a choice for one piece."""
 
     def opening(self) -> list[dict[str, Any]]:
-        """Chunks that come before any text."""
+        """Chunks before any text."""
         return []
 
     def whole(self, pieces: list[Piece], end: End) -> dict[str, Any]:
         """The whole answer."""
-        of: dict[int, list[Piece]] = {i: [] for i in range(self.job.num_choices)}
+        parts: dict[int, list[Piece]] = {i: [] for i in range(self.job.num_choices)}
         for piece in pieces:
-            of[piece.choice].append(piece)
-        choices = [self.choice(i, found) | self.traced(found) for i, found in of.items()]
-        return self._frame(self.whole_object, choices) | {"usage": usage(end.count)} | self._on(end)
+            parts[piece.choice].append(piece)
+        choices = [self.choice(i, found) | self.trace(found) for i, found in parts.items()]
+        frame = self._frame(self.whole_object, choices)
+        return frame | {"usage": usage(end.count)} | self._statistics(end)
 
     def more(self, piece: Piece) -> dict[str, Any]:
         """The chunk of one piece."""
         self.num_sent += len(piece.tokens)
-        return self.chunk([self.delta(piece) | self.traced([piece])])
+        return self.chunk([self.delta(piece) | self.trace([piece])])
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """One chunk of a stream."""
@@ -65,16 +66,16 @@ class Reply(ABC):
         return frame | {"usage": counts}
 
     def closing(self, end: End) -> list[dict[str, Any]]:
-        """Chunks that come after all text: the counts, if they are wanted."""
-        options, extra = self.request.stream_options, self._on(end)
+        """Chunks after all text: counts and statistics, if requested."""
+        options, extra = self.request.stream_options, self._statistics(end)
         if options and options.include_usage:
             extra["usage"] = usage(end.count)
         return [self._frame(self.chunk_object, []) | extra] if extra else []
 
-    def traced(self, pieces: list[Piece]) -> dict[str, Any]:
-        """How the text of some pieces came, if that is wanted."""
-        news = [piece.news for piece in pieces if piece.news is not None]
-        return {"speculation": traces.to_dict(news, self.pieces.text)} if news else {}
+    def trace(self, pieces: list[Piece]) -> dict[str, Any]:
+        """The trace of some pieces, if requested."""
+        updates = [piece.trace for piece in pieces if piece.trace is not None]
+        return {"speculation": traces.to_dict(updates, self.token_text.text)} if updates else {}
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -86,15 +87,15 @@ class Reply(ABC):
             "choices": choices,
         }
 
-    def _on(self, end: End) -> dict[str, Any]:
-        """Statistics, if they are wanted: ours, and the same under vLLM's names."""
+    def _statistics(self, end: End) -> dict[str, Any]:
+        """Statistics, if requested: ours, and the same under vLLM's names."""
         if not (self.request.speculation and self.request.speculation.statistics):
             return {}
         total = Stats()
         for stats in end.stats:
             total.add(stats)
-        asked = self.job.method  # which drafted for none where there was no room
-        method = asked if asked in end.methods else end.methods[0]
+        requested = self.job.method  # not used at all if there was no memory for it
+        method = requested if requested in end.methods else end.methods[0]
         ours = {"method": method, "max_nodes": self.job.nodes, **total.to_dict()}
         ours["choices"] = [
             {"method": own} | stats.to_dict()
@@ -123,7 +124,7 @@ class CompletionReply(Reply):
         if self.job.sampling.logprobs is None:
             return None
         rows = [row for piece in pieces for row in zip(piece.tokens, piece.logprobs, strict=True)]
-        text = self.pieces.text
+        text = self.token_text.text
         return {
             "tokens": [text(token) for token, _ in rows],
             "token_logprobs": [logprobs[token] for token, logprobs in rows],
@@ -174,12 +175,12 @@ class ChatReply(Reply):
         return self._one(token, logprobs[token]) | {"top_logprobs": top}
 
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self.pieces.bytes(token)
+        raw = self.token_text.bytes(token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
 
-def usage(count: Count) -> dict[str, Any]:
-    """Tokens as OpenAI counts them."""
+def usage(count: TokenCounts) -> dict[str, Any]:
+    """The `usage` object of OpenAI."""
     return totals(count.prompt, count.completion) | {
         "prompt_tokens_details": {"cached_tokens": count.cached},
         "completion_tokens_details": {
@@ -190,7 +191,7 @@ def usage(count: Count) -> dict[str, Any]:
 
 
 def totals(prompt: int, completion: int) -> dict[str, Any]:
-    """The numbers of tokens alone, which are known in every chunk of a stream."""
+    """The token counts without details, which every chunk of a stream can have."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -1,7 +1,7 @@
-"""Many methods on one engine: every sequence drafts by the method of its own request.
+"""Several drafting methods on one engine: every sequence uses the method of its request.
 
-The target, its cache and the pass are shared; only drafting differs. So one engine keeps all
-requests in one batch, where an engine per method would pay one pass of the target for each method.
+The target, its KV cache and the forward pass are shared, so requests of all methods run in one
+batch. An engine per method would need one forward pass per method.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from forerun.serving.prediction import Prediction
 
 
 class Router(Shared):
-    """Drafters by name, one per sequence; one that fails costs its drafts only.
+    """Drafters by name, one per sequence; a failing drafter only loses its drafts.
 
-    A sequence with a prediction copies it first; its method gets the nodes that are left.
+    A sequence with a predicted output copies it first; its method gets the remaining nodes.
     """
 
     def __init__(self, parts: Mapping[str, Drafter]) -> None:
@@ -39,7 +39,7 @@ class Router(Shared):
         self.needs = frozenset().union(*(part.needs for part in self.parts))
 
     def assign(self, seq: Sequence, method: str, prediction: Prediction | None = None) -> None:
-        """Sets the drafter of a sequence; to be called before it joins."""
+        """Sets the drafter of a sequence; call it before the sequence joins."""
         seq.scratch[self] = method
         if prediction is not None:
             seq.scratch[self, "prediction"] = prediction
@@ -49,11 +49,11 @@ class Router(Shared):
         return seq.scratch[self]
 
     def prediction(self, seq: Sequence) -> Prediction | None:
-        """The place of a sequence in its predicted output."""
+        """The predicted output of a sequence, if any."""
         return seq.scratch.get((self, "prediction"))
 
     def failures(self, seq: Sequence) -> int:
-        """Errors that drafting for a sequence has met."""
+        """Number of errors in drafting for a sequence."""
         return self._part(seq).failures(seq)
 
     def bind(self, target: Target) -> None:
@@ -62,21 +62,21 @@ class Router(Shared):
         overlay.warm_up()  # merges the draft of a method with a prediction
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
-        both = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
+        copies = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
         trees = [EMPTY] * len(seqs)
         for name, rows in self._by_method(seqs).items():
-            own = [seqs[i] for i in rows], [both[i][1] for i in rows], [dice[i] for i in rows]
+            own = [seqs[i] for i in rows], [copies[i][1] for i in rows], [dice[i] for i in rows]
             for i, tree in zip(rows, self.by_name[name].propose(*own), strict=True):
                 trees[i] = tree
         return [
-            self._both(seq, copy, tree)
-            for seq, (copy, _), tree in zip(seqs, both, trees, strict=True)
+            self._merge(seq, copy, tree)
+            for seq, (copy, _), tree in zip(seqs, copies, trees, strict=True)
         ]
 
     def observe(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
             if (self, "copied") in seq.scratch:
-                self._judge(step, i)
+                self._update_prediction(step, i)
         methods = self._by_method(step.seqs)
         for name, rows in methods.items():
             self.by_name[name].observe(step if len(methods) == 1 else step.of(rows))
@@ -106,7 +106,7 @@ class Router(Shared):
         return found
 
     def _copy(self, seq: Sequence, plan: Plan) -> tuple[Tree, Plan]:
-        """What the prediction drafts, and the plan that is left for the method."""
+        """The draft from the prediction, and the remaining plan for the method."""
         prediction = self.prediction(seq)
         if prediction is None:
             return EMPTY, plan
@@ -114,26 +114,26 @@ class Router(Shared):
         seq.scratch[self, "copied"] = len(copy)  # nodes in this step
         return copy, replace(plan, nodes=max(plan.nodes - len(copy), 0))
 
-    def _both(self, seq: Sequence, copy: Tree, tree: Tree) -> Tree:
-        """What the prediction drafts, then what the method does."""
+    def _merge(self, seq: Sequence, copy: Tree, tree: Tree) -> Tree:
+        """One tree from the prediction's draft and the method's."""
         return merge([copy, tree], ("prediction", self.method(seq))) if len(copy) else tree
 
-    def _judge(self, step: Step, i: int) -> None:
-        """Copied nodes come first in their tree."""
+    def _update_prediction(self, step: Step, i: int) -> None:
+        """Reports the accepted copied nodes, which come first in their tree."""
         seq = step.seqs[i]
         copied = seq.scratch.pop((self, "copied"))
         nodes = step.verdicts[i].nodes[: len(step.emitted[i])]
-        seq.scratch[self, "prediction"].judge(copied, sum(node < copied for node in nodes))
+        seq.scratch[self, "prediction"].update_length(copied, sum(node < copied for node in nodes))
 
 
 class Gate(Shaper):
-    """A constraint for the sequences that asked for it; it leaves the others alone."""
+    """A constraint that applies to the sequences of requests that named it."""
 
     def __init__(self, name: str, inner: Shaper) -> None:
         self.name, self.inner = name, inner
 
     def assign(self, seq: Sequence) -> None:
-        """The sequence asked for it; to be called before it joins."""
+        """Applies it to a sequence that has not joined yet."""
         seq.scratch[self] = True
 
     def start(self, seq: Sequence) -> Any:
@@ -156,12 +156,12 @@ def constrain(shapers: Many[Shaper], seq: Sequence, names: Many[str]) -> None:
             shaper.assign(seq)
 
 
-class Plans(Controller):
-    """A controller for each method and size: acceptance and costs differ between them.
+class MethodControllers(Controller):
+    """A controller for each method and tree size, as acceptance rates and costs differ.
 
-    Sequences with a controller of their own are planned by what they themselves meet: not even
-    whose rows they took counts, as that hangs on who else is there. The others share what a method
-    has learned, and see the whole batch.
+    A sequence with its own controller is planned from its own steps only, so that its drafts do not
+    depend on other requests. All other sequences of a method share one controller, which observes
+    the whole batch.
     """
 
     def __init__(self, spec: str, router: Router) -> None:
@@ -175,9 +175,9 @@ class Plans(Controller):
             self._of_method(method, None)
 
     def assign(self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool) -> None:
-        """Sets the controller of these sequences; to be called before they join.
+        """Sets the controller of these sequences; call it before they join.
 
-        nodes: largest tree.
+        nodes: maximum tree size. is_own: gives them their own controller.
         """
         controller = None
         if nodes != 0 and self._router.by_name[method].labels:  # else it never drafts

@@ -1,4 +1,4 @@
-"""All parts of one server, put together."""
+"""The parts of one server: model, engine thread, request parser, metrics."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from forerun.serving.engine_thread import EngineThread
 from forerun.serving.methods import Constraints, Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
 from forerun.serving.request_parser import Intake
-from forerun.serving.routing import Plans, Router
+from forerun.serving.routing import MethodControllers, Router
 from forerun.serving.settings import Settings
-from forerun.serving.streams import Answerer
+from forerun.serving.streams import Responder
 from forerun.serving.tenants import Keys
-from forerun.serving.token_text import Pieces
+from forerun.serving.token_text import TokenText
 
-COPIES = frozenset({"point", "swor"})  # what a verifier must judge where predictions are copied
+PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs
 
 
 class Service:
-    """A model, its engine thread, and how requests reach it.
+    """A model, its engine thread, and the path of requests to it.
 
-    Raises ConfigError for parts that do not fit together.
+    Raises ConfigError for incompatible parts.
     """
 
     def __init__(
@@ -51,26 +51,26 @@ class Service:
         self.constraints = Constraints(model, settings.constraints)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
-        can_predict = verifier.judges >= COPIES
+        can_predict = verifier.judges >= PREDICTION_LABELS
         self.intake = Intake(model, self.methods, settings, can_predict, self.constraints)
-        self.answerer = Answerer(self.worker, settings.request_timeout, self.metrics)
-        self.pieces = Pieces(model.tokenizer)
+        self.responder = Responder(self.worker, settings.request_timeout, self.metrics)
+        self.token_text = TokenText(model.tokenizer)
         self.fingerprint = self._fingerprint()
-        running, waiting = "Sequences that run", "Requests that wait"
+        running, waiting = "Running sequences", "Waiting requests"
         self.metrics.gauge("num_requests_running", running, lambda: self.worker.num_running)
         self.metrics.gauge("num_requests_waiting", waiting, lambda: self.worker.num_waiting)
 
     def warm_up(self) -> None:
-        """Compiles what will run."""
+        """Compiles all kernels."""
         for part in (self.model.target, self.verifier):
             part.warm_up()
 
     def tenant(self, request: Request) -> str:
-        """Whose request it is. Raises ApiError 401."""
+        """The tenant of a request. Raises ApiError 401."""
         return self.keys.tenant(request.headers.get("authorization"))
 
     def describe(self) -> dict[str, object]:
-        """What clients may ask of drafting."""
+        """The drafting methods and limits for clients."""
         return {
             "methods": sorted(self.methods.specs),
             "default": self.methods.default,
@@ -80,21 +80,21 @@ class Service:
             "lossless": self.verifier.lossless,
         }
 
-    def _engine(self, recorder: Recorder) -> tuple[Engine, Router, Plans]:
-        """A fresh engine on the target."""
+    def _engine(self, recorder: Recorder) -> tuple[Engine, Router, MethodControllers]:
+        """A new engine on the target."""
         model, router = self.model, self.methods.router(self.verifier)
-        plans = Plans(self.settings.controller, router)
+        controllers = MethodControllers(self.settings.controller, router)
         engine = Engine(
             model.target,
             router,
             self.verifier,
-            plans,
+            controllers,
             stops=Stops(model.tokenizer.eos_ids, lambda: TextStream(model.tokenizer)),
             shapers=(Adjust(model.tokenizer.eos_ids), *self.constraints.gates()),
             listeners=[record_logprobs, self.metrics.observe, recorder],
             max_seqs=self.settings.max_seqs,
         )
-        return engine, router, plans
+        return engine, router, controllers
 
     def _fingerprint(self) -> str:
         target = self.model.target
@@ -102,10 +102,10 @@ class Service:
         return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def settle() -> None:
-    """For a process that does nothing but serve: what is there stays, and is no garbage.
+def freeze_garbage() -> None:
+    """Excludes all current objects from garbage collection, in a process that only serves.
 
-    A full search halted all requests for some 200 ms, as it visits all that libraries made.
+    A full collection would pause all requests, as it visits every object of all libraries.
     """
     gc.collect()
     gc.freeze()

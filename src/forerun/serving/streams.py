@@ -1,6 +1,6 @@
-"""From a job's events to an HTTP answer: whole, or as server-sent events.
+"""Turns the events of a job into an HTTP answer: one JSON body, or server-sent events.
 
-Whoever goes away cancels his job; whoever waits too long is told so.
+A disconnect of the client cancels its job. A request over its time limit gets an error.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from forerun.serving.metrics import Metrics
 from forerun.serving.replies import Reply
 
 T = TypeVar("T")
-GONE = 499  # what a client that went away would have been told
+CLIENT_CLOSED = 499  # status if the client disconnected; never sent
 
 
-class Answerer:
-    """Submits jobs and turns what comes back into answers."""
+class Responder:
+    """Submits jobs and turns their events into answers."""
 
     def __init__(self, worker: EngineThread, timeout: float, metrics: Metrics) -> None:
         self.worker, self.timeout, self.metrics = worker, timeout, metrics
 
     async def answer(self, request: Request, job: Job, reply: Reply) -> Response:
-        """The answer to one request. Raises ApiError for what went wrong before the first byte."""
+        """The answer to one request. Raises ApiError for errors before the first byte."""
         self.worker.submit(job)
         try:
-            first = await self._unless_gone(request, self._next(job))
+            first = await self._unless_disconnected(request, self._next(job))
             if job.streams and not isinstance(first, ApiError):
                 stream = self._stream(job, reply, first)
-                return EventStream(stream, self._left(job), lambda: self._drop(job))
-            return Json(await self._unless_gone(request, self._whole(job, reply, first)))
+                return EventStream(stream, self._left(job), lambda: self._cancel(job))
+            return Json(await self._unless_disconnected(request, self._whole(job, reply, first)))
         except ApiError as error:
-            self._drop(job, is_gone=error.status == GONE)
+            self._cancel(job, is_disconnect=error.status == CLIENT_CLOSED)
             raise
-        except BaseException:  # the server ends
-            self._drop(job, is_gone=False)
+        except BaseException:  # the server shuts down
+            self._cancel(job, is_disconnect=False)
             raise
 
     async def _whole(self, job: Job, reply: Reply, event: Event) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Answerer:
         return reply.whole(pieces, event)
 
     async def _stream(self, job: Job, reply: Reply, event: Event) -> AsyncIterator[bytes]:
-        """Server-sent events, the last one [DONE]; an error is an event of its own."""
+        """Server-sent events, the last one [DONE]; an error is an event too."""
         try:
             for chunk in reply.opening():
                 yield sse(chunk)
@@ -75,21 +75,21 @@ class Answerer:
             self.metrics.failed(error.status)
             yield sse(error.body())
 
-    async def _unless_gone(self, request: Request, coming: Coroutine[Any, Any, T]) -> T:
-        """What comes, unless the client goes away first. Raises ApiError."""
-        waiting = asyncio.ensure_future(coming)
-        leaving = asyncio.ensure_future(_disconnect(request.receive))
+    async def _unless_disconnected(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. Raises ApiError if the client disconnects first."""
+        waiting = asyncio.ensure_future(work)
+        disconnect = asyncio.ensure_future(_disconnect(request.receive))
         try:
-            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiting, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
-            raise ApiError(GONE, "the client went away")
+            raise ApiError(CLIENT_CLOSED, "the client disconnected")
         finally:
             waiting.cancel()
-            leaving.cancel()
+            disconnect.cancel()
 
     async def _next(self, job: Job) -> Event:
-        """The next event of a job. Raises ApiError if time is up first."""
+        """The next event of a job. Raises ApiError at the time limit."""
         try:
             async with asyncio.timeout(self._left(job)):
                 return await job.mailbox.get()
@@ -97,21 +97,21 @@ class Answerer:
             raise ApiError(
                 504,
                 f"the request was not finished within {self.timeout:g} s; ask for fewer tokens, "
-                "or try again when the server is less busy",
+                "or try again later",
                 code="request_timeout",
             ) from None
 
-    def _drop(self, job: Job, is_gone: bool = True) -> None:
-        """Nobody waits for a job any more, if it runs at all."""
+    def _cancel(self, job: Job, is_disconnect: bool = True) -> None:
+        """Cancels a job; safe if it has not started."""
         self.worker.cancel(job)
-        self.metrics.cancelled.inc(is_gone)
+        self.metrics.cancelled.inc(is_disconnect)
 
     def _left(self, job: Job) -> float:
         return max(0.0, job.arrived + self.timeout - time.monotonic())
 
 
 class EventStream(StreamingResponse):
-    """A stream that ends in time even if nobody reads it; `on_cut` hears that it was not read."""
+    """A stream with a time limit, also if nothing is read; on_cut: called if it is cut."""
 
     media_type = "text/event-stream"
 
@@ -120,13 +120,13 @@ class EventStream(StreamingResponse):
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(content, headers=headers)
-        self._seconds = seconds + 5  # the stream itself says it first, if it is heard
+        self._seconds = seconds + 5  # after the stream's own timeout event
         self._on_cut = on_cut
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         streaming = asyncio.ensure_future(self.stream_response(send))
-        leaving = asyncio.ensure_future(_disconnect(receive))
-        both = streaming, leaving
+        disconnect = asyncio.ensure_future(_disconnect(receive))
+        both = streaming, disconnect
         try:
             await asyncio.wait(both, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
             if streaming.done():
@@ -140,7 +140,7 @@ class EventStream(StreamingResponse):
 
 
 def sse(value: dict[str, Any]) -> bytes:
-    """One server-sent event; ASCII, so that no reader breaks a line within it."""
+    """One server-sent event in ASCII, as some readers split lines at Unicode line separators."""
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode("ascii")
 
 

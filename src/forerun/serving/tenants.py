@@ -1,4 +1,4 @@
-"""API keys and the tenants they belong to; memories and the queue are kept apart by tenant."""
+"""API keys and their tenants; drafter memories and queues are separate for each tenant."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from forerun.errors import DataError
 from forerun.serving.errors import ApiError
 
-EVERYBODY = ""  # the tenant of a server without keys
+SHARED_TENANT = ""  # of a server without keys
 
 
 class Keys:
-    """Known keys as digests; the keys themselves are not kept."""
+    """The API keys of a server, stored as digests."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._tenants = [(_digest(key), tenant) for tenant, key in pairs]
@@ -24,7 +24,7 @@ class Keys:
 
     @classmethod
     def read(cls, lines: Iterable[str]) -> Keys:
-        """Keys of lines "tenant:key" or "key"; "#" begins a comment. Raises DataError."""
+        """Keys from lines "tenant:key" or "key"; "#" starts a comment. Raises DataError."""
         pairs: list[tuple[str, str]] = []
         for number, line in enumerate(lines, start=1):
             text = line.strip()
@@ -37,13 +37,15 @@ class Keys:
                     f"line {number} of the API keys must be TENANT:KEY or KEY, in ASCII"
                 )
             if any(key == other for _, other in pairs):
-                raise DataError(f"line {number} of the API keys repeats a key; one has one tenant")
+                raise DataError(
+                    f"line {number} of the API keys repeats a key; use a key for one tenant only"
+                )
             pairs.append((tenant, key))
         return cls(pairs)
 
     @classmethod
     def load(cls, path: Path) -> Keys:
-        """Keys of a file, one per line. Raises DataError."""
+        """Keys from a file, one per line. Raises DataError."""
         try:
             keys = cls.read(path.read_text("utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as cause:
@@ -54,9 +56,9 @@ class Keys:
         return keys
 
     def tenant(self, authorization: str | None) -> str:
-        """Whose request it is. Raises ApiError 401 unless a known key came."""
+        """The tenant of an Authorization header. Raises ApiError 401 without a known key."""
         if not self._tenants:
-            return EVERYBODY
+            return SHARED_TENANT
         scheme, _, given = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not given.strip():
             raise ApiError(
@@ -65,11 +67,11 @@ class Keys:
                 code="invalid_api_key",
             )
         digest, found = _digest(given.strip()), None
-        for known, tenant in self._tenants:  # all of them, so that time tells nothing
+        for known, tenant in self._tenants:  # no early exit: constant time
             if hmac.compare_digest(digest, known):
                 found = tenant
         if found is None:
-            raise ApiError(401, "this API key is not known here", code="invalid_api_key")
+            raise ApiError(401, "unknown API key", code="invalid_api_key")
         return found
 
 

@@ -1,6 +1,6 @@
-"""Tokens as clients see them in log-probabilities: text, and the bytes behind it.
+"""Text and bytes of single tokens, for log-probabilities.
 
-A token may hold part of a character; the bytes of all tokens of a text, joined, are the text's.
+A token may hold part of a character. The concatenated bytes of all tokens are those of the text.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from forerun.models.token_bounds import byte_alphabet
 from forerun.models.tokenizer import Tokenizer
 
 
-class Pieces:
-    """Text and bytes of single tokens."""
+class TokenText:
+    """Text and bytes of single tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._inner = tokenizer.inner
@@ -20,7 +20,7 @@ class Pieces:
         self._alphabet = byte_alphabet() if "ByteLevel" in repr(decoder) else None
 
     def text(self, token: int) -> str:
-        """The token's text; "bytes:" and escapes where it is no whole characters."""
+        """The token's text; "bytes:" and escapes if it is not valid UTF-8 alone."""
         raw = self.bytes(token)
         try:
             return raw.decode()
@@ -28,9 +28,9 @@ class Pieces:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def bytes(self, token: int) -> bytes:
-        """The token's bytes; a special token is its name."""
+        """The token's bytes; for a special token its name."""
         piece = self._inner.convert_ids_to_tokens(token)
-        if not isinstance(piece, str):  # ids without a token: the model's rows are padded
+        if not isinstance(piece, str):  # an id of the padding of the model's vocabulary
             return b""
         if token in self._special:
             return piece.encode()

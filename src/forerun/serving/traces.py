@@ -1,7 +1,8 @@
-"""How the tokens of a request came, step by step, for clients that ask for a trace.
+"""Traces for clients: the origin of every token of a request, step by step.
 
-A token is accepted from a drafter, or the target's own: corrected where all drafts at its place
-were rejected, a bonus where a path was accepted down to its leaf, plain where nothing was drafted.
+A token is accepted from a drafter or drawn by the target. A target token is "corrected" if all
+drafts at its position were rejected, "bonus" if a path was accepted down to its leaf, and "plain"
+if nothing was drafted.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ class Round:
 
     tree: Tree
     drafters: list[str]  # [n], of each node
-    accepted: list[int]  # nodes that became text, from the top down
-    own: int | None  # the target's own token; None where the text ended before it
-    kind: str  # how the own token came
+    accepted: list[int]  # accepted nodes, from the root down
+    own: int | None  # the target's token; None if the text ended before it
+    kind: str  # of the target's token
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step gave."""
+        """Number of tokens emitted by the step."""
         return len(self.accepted) + (self.own is not None)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Text of one token; `drafter` is empty unless accepted."""
+    """The text of one token; `drafter` is empty unless accepted."""
 
     text: str
     kind: str
@@ -43,8 +44,8 @@ class Span:
 
 
 @dataclass(frozen=True)
-class News:
-    """What happened since a client was last told."""
+class TraceUpdate:
+    """New spans and steps since the last update."""
 
     spans: list[Span]
     rounds: list[Round]
@@ -52,42 +53,43 @@ class News:
 
 @dataclass
 class Trace:
-    """How the tokens of one sequence came. drafter: its name where trees do not tell one."""
+    """The trace of one sequence. drafter: name for trees without sources."""
 
     drafter: str
-    _of: list[tuple[str, str]] = field(default_factory=list)  # kind and drafter of each token
-    _rounds: list[Round] = field(default_factory=list)  # not told yet
+    _origins: list[tuple[str, str]] = field(default_factory=list)  # kind, drafter of each token
+    _rounds: list[Round] = field(default_factory=list)  # not taken yet
 
     def add(self, tree: Tree, verdict: Verdict, count: int, before: int) -> None:
-        """One more step, which gave `count` tokens after the `before` that there were."""
-        self._of += [(PLAIN, "")] * (before - len(self._of))  # of a step that failed half-way
+        """Adds a step that emitted `count` tokens after `before` earlier ones."""
+        self._origins += [(PLAIN, "")] * (before - len(self._origins))  # after a failed step
         drafters = list(tree.sources) or [self.drafter] * len(tree)
         accepted = verdict.nodes[:count]
-        kind = ending(tree, verdict.nodes)
+        kind = target_token_kind(tree, verdict.nodes)
         own = verdict.token if count > len(accepted) else None
         self._rounds.append(Round(tree, drafters, accepted, own, kind))
-        self._of += [(ACCEPTED, drafters[node]) for node in accepted]
-        self._of += [(kind, "")] * (own is not None)
+        self._origins += [(ACCEPTED, drafters[node]) for node in accepted]
+        self._origins += [(kind, "")] * (own is not None)
 
-    def news(self, text: str, begins: list[int], start: int) -> News:
+    def take_update(self, text: str, begins: list[int], start: int) -> TraceUpdate:
         """Spans of text[start:] and the steps since the last call.
 
-        begins: where the text of each token begins, as that of one does at `start`.
+        begins: offset of each token's text; `start` is one of them.
         """
         rounds, self._rounds = self._rounds, []
         spans = []
         for k in range(bisect_left(begins, start), len(begins)):
             stop = begins[k + 1] if k + 1 < len(begins) else len(text)
             if part := text[begins[k] : stop]:
-                spans.append(Span(part, *(self._of[k] if k < len(self._of) else (PLAIN, ""))))
-        return News(spans, rounds)
+                origin = self._origins[k] if k < len(self._origins) else (PLAIN, "")
+                spans.append(Span(part, *origin))
+        return TraceUpdate(spans, rounds)
 
 
 class Traces:
-    """Listener: traces of the sequences that are watched; the others cost nothing."""
+    """Listener that records the traces of selected sequences."""
 
-    def watch(self, seq: Sequence, drafter: str) -> Trace:
-        """The trace of a sequence, from its next step on."""
+    def start(self, seq: Sequence, drafter: str) -> Trace:
+        """Starts the trace of a sequence with its next step."""
         return seq.scratch.setdefault(self, Trace(drafter))
 
     def __call__(self, step: Step) -> None:
@@ -97,19 +99,19 @@ class Traces:
                 trace.add(step.trees[i], step.verdicts[i], count, seq.num_generated - count)
 
 
-def ending(tree: Tree, nodes: list[int]) -> str:
-    """How the token after the accepted nodes came."""
+def target_token_kind(tree: Tree, nodes: list[int]) -> str:
+    """The kind of the token after the accepted nodes."""
     if not len(tree):
         return PLAIN
     return CORRECTED if (tree.parents == (nodes[-1] if nodes else -1)).any() else BONUS
 
 
-def to_dict(news: Iterable[News], text: Callable[[int], str]) -> dict[str, Any]:
-    """The form that clients get; `text` gives the text of one token."""
-    news = list(news)
+def to_dict(updates: Iterable[TraceUpdate], text: Callable[[int], str]) -> dict[str, Any]:
+    """The JSON form for clients; text: returns the text of one token."""
+    updates = list(updates)
     return {
-        "spans": [_span(span) for one in news for span in one.spans],
-        "steps": [_step(done, text) for one in news for done in one.rounds],
+        "spans": [_span(span) for update in updates for span in update.spans],
+        "steps": [_step(done, text) for update in updates for done in update.rounds],
     }
 
 

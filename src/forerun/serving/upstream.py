@@ -1,4 +1,4 @@
-"""One exchange with a server behind the front: a request out, its answer back piece by piece."""
+"""One HTTP exchange of the proxy with a server: sends a request and streams the answer back."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from urllib.parse import urlsplit
 import h11
 
 Headers = list[tuple[bytes, bytes]]
-LOST = (OSError, EOFError, h11.RemoteProtocolError)  # the server has gone, or is going
-HOPS = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"host", b"expect"}
-PATIENCE = 10.0  # seconds to connect
+CONNECTION_ERRORS = (OSError, EOFError, h11.RemoteProtocolError)  # the server is lost
+HOP_HEADERS = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"host", b"expect"}
+CONNECT_SECONDS = 10.0
 
 
 @dataclass
 class Upstream:
-    """A server that takes requests, and how many it is at."""
+    """A server that accepts requests."""
 
     number: int
     url: str  # http://host:port
-    in_flight: int = 0
-    is_lost: bool = False  # a connection broke: nothing more is sent there
-    num_missed: int = 0  # looks in a row that it did not answer
+    in_flight: int = 0  # requests
+    is_lost: bool = False  # a connection broke: it gets no more requests
+    num_missed: int = 0  # health checks in a row without an answer
 
 
 @dataclass
 class Reply:
-    """The beginning of an answer; `chunks` is its body as it comes."""
+    """The head of an answer; `chunks` streams its body."""
 
     status: int
     headers: Headers
@@ -37,11 +37,11 @@ class Reply:
 
     @property
     def streams(self) -> bool:
-        """Whether it is to be passed on piece by piece."""
+        """Whether it is a stream of server-sent events."""
         return dict(self.headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
     async def body(self) -> bytes:
-        """All of it."""
+        """The whole body."""
         return b"".join([chunk async for chunk in self.chunks])
 
 
@@ -51,17 +51,17 @@ async def exchange(
 ) -> AsyncIterator[Reply]:
     """Sends one request; leaving the block early closes the connection, which cancels the request.
 
-    Raises one of LOST when the server goes away before all has come.
+    Raises one of CONNECTION_ERRORS if the server is lost before the end of the answer.
     """
     parts = urlsplit(upstream.url)
     assert parts.hostname and parts.port
     upstream.in_flight += 1
     writer: asyncio.StreamWriter | None = None
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         link = h11.Connection(h11.CLIENT)
-        kept = [(name, value) for name, value in headers if name.lower() not in HOPS]
+        kept = [(name, value) for name, value in headers if name.lower() not in HOP_HEADERS]
         kept = [(name, value) for name, value in kept if name.lower() != b"content-length"]
         own: Headers = [(b"host", parts.netloc.encode()), (b"connection", b"close")]
         own.append((b"content-length", str(len(body)).encode()))
@@ -72,9 +72,9 @@ async def exchange(
         events = _events(link, reader)
         head = await anext(events)
         assert isinstance(head, h11.Response)
-        passed = [(name, value) for name, value in head.headers if name not in HOPS]
+        passed = [(name, value) for name, value in head.headers if name not in HOP_HEADERS]
         yield Reply(head.status_code, passed, _chunks(events))
-    except LOST:
+    except CONNECTION_ERRORS:
         upstream.is_lost = True
         raise
     finally:
@@ -86,7 +86,7 @@ async def exchange(
 
 
 async def fetch(upstream: Upstream, path: str, seconds: float = 5.0) -> tuple[int, bytes]:
-    """Status and body of a page of the server's own. Raises one of LOST, or TimeoutError."""
+    """Status and body of a GET. Raises one of CONNECTION_ERRORS, which include TimeoutError."""
     async with (
         asyncio.timeout(seconds),
         exchange(upstream, "GET", path.encode(), [], b"") as reply,
@@ -95,7 +95,7 @@ async def fetch(upstream: Upstream, path: str, seconds: float = 5.0) -> tuple[in
 
 
 async def _events(link: h11.Connection, reader: asyncio.StreamReader) -> AsyncIterator[h11.Event]:
-    """What the server says, up to the end of its answer. Raises h11.RemoteProtocolError."""
+    """The events of the server's answer. Raises h11.RemoteProtocolError or EOFError."""
     while True:
         event = link.next_event()
         if event is h11.NEED_DATA:

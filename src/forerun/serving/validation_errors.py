@@ -1,4 +1,4 @@
-"""The first mistake of a request body as an API error, in pydantic's words."""
+"""Converts pydantic's validation errors of a request body to an API error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from forerun.serving.errors import ApiError, bad, unknown
 
 
 def of_validation(error: ValidationError, kind: type[BaseModel]) -> ApiError:
-    """The error of a body that was to be a `kind`.
+    """The first error of a body of type `kind`.
 
-    Where a field may have several forms, the form that failed last was meant.
+    If a field has several types, the error of the type that matched furthest is used.
     """
     mistakes = error.errors(include_url=False)
     field = mistakes[0]["loc"][:1]
@@ -29,15 +29,15 @@ def of_validation(error: ValidationError, kind: type[BaseModel]) -> ApiError:
 
 
 def _rank(mistake: Any) -> tuple[bool, bool, int]:
-    """Misspelt fields come first and wrong types last, the deepest first."""
+    """The sort key of an error: unknown fields first, wrong types last, then the deepest."""
     kind = mistake["type"]
     return kind != "extra_forbidden", kind.endswith("_type"), -len(_path(mistake))
 
 
 def _path(mistake: Any) -> list[str]:
-    """Fields and indices that lead to a mistake, without the types that pydantic tried."""
+    """Fields and indices of an error, without the names of types that pydantic adds."""
     *inner, last = mistake["loc"] or ("",)
-    is_field = mistake["type"] in ("extra_forbidden", "missing")  # whatever its name
+    is_field = mistake["type"] in ("extra_forbidden", "missing")  # a field with any name
     return [str(piece) for piece in inner if _is_field(piece)] + (
         [str(last)] if is_field or _is_field(last) else []
     )
@@ -57,7 +57,7 @@ def _fields(kind: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models within an annotation."""
+    """The pydantic models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):

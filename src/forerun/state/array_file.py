@@ -1,9 +1,8 @@
-"""Named NumPy arrays with their story in one file: what they are, who made them, whether intact.
+"""Named NumPy arrays in one file, with their kind, settings, origin and a checksum.
 
-The container is safetensors, so any tool can look inside; its header carries our own record (kind,
-settings, origin) and a SHA-256 over that record and every array. Files are written beside their
-place and renamed into it, so a crash leaves the old one or the new one. Reading checks everything
-before anything is used.
+The container is safetensors, so other tools can read it. Its header holds our record (kind,
+settings, origin) and a SHA-256 over that record and every array. Writes are atomic: a crash leaves
+the old file or the new one. Reading verifies the checksum before anything is used.
 """
 
 from __future__ import annotations
@@ -28,26 +27,23 @@ from forerun.utils.version import __version__
 
 FORMAT = 1
 RECORD, CHECKSUM = "forerun", "sha256"  # keys of the header
-PRIVATE = 0o600  # a new file: what was learned from texts tells of them
+PRIVATE = 0o600  # mode of a new file: learned data reveal the texts they come from
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where learned data come from, so that it is not used where it has no meaning."""
+    """Where learned data come from: tokenizer, models and tenant."""
 
     tokenizer: str = ""  # hash of the vocabulary; "" is unknown
     models: tuple[tuple[str, str], ...] = ()  # (name, hash) of every model it was learned from
-    tenant: str = ""  # whose text it is; "" is everybody's
+    tenant: str = ""  # owner of the text; "" is shared by all
     created: str = ""  # ISO 8601, UTC
     changed: str = ""
     writer: str = ""  # version of forerun that wrote the file
 
     @classmethod
     def joined(cls, origins: Many[Origin]) -> Origin:
-        """The origin of what was made of several; its tenant is left open.
-
-        Raises ConfigError for two tokenizers.
-        """
+        """The origin of merged data, without a tenant. Raises ConfigError for two tokenizers."""
         known = sorted({o.tokenizer for o in origins if o.tokenizer})
         if len(known) > 1:
             raise ConfigError(
@@ -63,10 +59,10 @@ class Origin:
 
 
 def write(path: Path | str, snapshot: Snapshot, origin: Origin) -> Origin:
-    """Writes a file, whole or not at all; returns the origin with its dates and version.
+    """Writes a file atomically; returns the origin with its dates and version.
 
-    Raises DataError if another kind of file is in the way, CapacityError if it cannot be written:
-    what was there before is then still there.
+    Raises DataError if the path holds another kind of file, CapacityError if it cannot be written.
+    The old file then stays.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -78,28 +74,25 @@ def write(path: Path | str, snapshot: Snapshot, origin: Origin) -> Origin:
     arrays = {name: np.ascontiguousarray(array) for name, array in snapshot.arrays.items()}
     record = _record(snapshot, origin)
     header = {RECORD: record, CHECKSUM: checksum(record, arrays)}
-    draft = _draft_of(path)
+    temporary = _temporary(path)
     try:
-        save_file(arrays, draft, metadata=header)
-        _put(draft, path)
+        save_file(arrays, temporary, metadata=header)
+        _replace(temporary, path)
     except (OSError, SafetensorError) as cause:
         reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
         raise CapacityError(
-            f"cannot write {path}: {reason}; free some space or give another place (what was there "
-            "before has not changed)"
+            f"cannot write {path}: {reason}; free some space or use another path (an existing file "
+            "has not changed)"
         ) from None
     finally:
         with suppress(OSError):
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return origin
 
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Raises DataError, with the reason, where the system refuses in the block to look at `path`.
-
-    Not only to open it: of a name that is too long it does not even say whether it is there.
-    """
+    """Turns any OSError of the block, also that of a name too long, into DataError for `path`."""
     try:
         yield
     except FileNotFoundError:
@@ -109,17 +102,17 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def read(path: Path | str, kind: str | None = None) -> tuple[Snapshot, Origin]:
-    """The contents of a file that `write` made, checked. kind: the only one that is welcome.
+    """The verified contents of a file that `write` made. kind: the only accepted kind.
 
-    Raises DataError, with the reason, for anything that is not exactly what was written.
+    Raises DataError if the file is not exactly what was written, or of another kind.
     """
     path = Path(path)
     header, arrays = _open(path)
-    record = _known(path, header)
+    record = _parse_record(path, header)
     if checksum(header[RECORD], arrays) != header.get(CHECKSUM):
         raise DataError(
             f"{path} was altered or damaged: its contents do not match its checksum; restore a "
-            "copy of it, or remove it to begin anew"
+            "copy of it, or remove it to start empty"
         )
     if kind is not None and record["kind"] != kind:
         raise DataError(f"expected a file of kind {kind!r}, but {path} holds {record['kind']!r}")
@@ -128,34 +121,34 @@ def read(path: Path | str, kind: str | None = None) -> tuple[Snapshot, Origin]:
 
 
 def check_place(path: Path) -> None:
-    """Raises DataError where no file can be written: said before the work that is to be saved."""
+    """Raises DataError if no file can be written there; called before long work."""
     path = Path(os.path.realpath(path))
     folder = path.parent
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder} to write {path.name} into; make it first")
+        raise DataError(f"there is no folder {folder} to write {path.name} into; create it first")
     if path.is_dir():
         raise DataError(f"cannot write {path}: it is a folder; give the name of a file")
-    draft = _draft_of(path)
-    try:  # permissions do not tell of file systems that take no files
-        draft.touch()
-        draft.unlink()
+    temporary = _temporary(path)
+    try:  # permissions do not show read-only file systems
+        temporary.touch()
+        temporary.unlink()
     except OSError as cause:
-        raise DataError(f"cannot write {path}: {cause.strerror}; give another place") from None
+        raise DataError(f"cannot write {path}: {cause.strerror}; use another path") from None
 
 
 def check_replaceable(path: Path, kind: str) -> None:
-    """Raises DataError where something other than a file of this kind would be overwritten."""
+    """Raises DataError if the path holds anything but a file of this kind."""
     if path.exists():
-        held = _known(path, _open(path, with_arrays=False)[0])["kind"]
+        held = _parse_record(path, _open(path, with_arrays=False)[0])["kind"]
         if held != kind:
             raise DataError(
-                f"{path} holds {held!r}, and {kind!r} is not written over it; give another name"
+                f"{path} holds {held!r}; {kind!r} does not overwrite it; use another name"
             )
 
 
 def read_origin(path: Path) -> Origin:
-    """The origin that a file's header tells, unchecked. Raises DataError."""
-    return _origin(_known(path, _open(path, with_arrays=False)[0])["origin"])
+    """The origin in a file's header; the checksum is not verified. Raises DataError."""
+    return _origin(_parse_record(path, _open(path, with_arrays=False)[0])["origin"])
 
 
 def checksum(record: str, arrays: dict[str, np.ndarray]) -> str:
@@ -187,13 +180,13 @@ def _open(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, str], dict
                 return header, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, ValueError, TypeError) as cause:
         raise DataError(
-            f"{path} was cut off, altered, or never written by forerun ({cause}); restore a copy "
-            "of it, or give another name to begin anew"
+            f"{path} was cut off, altered, or not written by forerun ({cause}); restore a copy "
+            "of it, or use another name to start empty"
         ) from None
 
 
-def _known(path: Path, header: dict[str, str]) -> dict[str, Any]:
-    """Our record in a header. Raises DataError if there is none, or one of a later format."""
+def _parse_record(path: Path, header: dict[str, str]) -> dict[str, Any]:
+    """Our record in a header. Raises DataError if it is missing or of a newer format."""
     try:
         record = json.loads(header[RECORD])
         found = record["format"]
@@ -201,8 +194,7 @@ def _known(path: Path, header: dict[str, str]) -> dict[str, Any]:
             return record
     except (KeyError, ValueError, TypeError, AttributeError):
         raise DataError(
-            f"{path} is a safetensors file, but not one that forerun keeps data in; give the name "
-            "of such a file"
+            f"{path} is a safetensors file, but not a data file of forerun; give the name of one"
         ) from None
     raise DataError(
         f"{path} has format {found!r}, but this forerun ({__version__}) reads {FORMAT}; use the "
@@ -217,21 +209,21 @@ def _origin(record: dict[str, Any]) -> Origin:
     return Origin(**given)
 
 
-def _draft_of(path: Path) -> Path:
-    """Where a file is written before it is renamed into its place."""
+def _temporary(path: Path) -> Path:
+    """The name of a file while it is being written."""
     return path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
 
 
-def _put(draft: Path, path: Path) -> None:
-    """Renames a finished file into its place, on disk before the name points to it."""
-    draft.chmod(path.stat().st_mode & 0o777 if path.exists() else PRIVATE)
-    _sync(draft)
-    draft.replace(path)
+def _replace(temporary: Path, path: Path) -> None:
+    """Renames a finished file to `path`, after its contents are on disk."""
+    temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else PRIVATE)
+    _sync(temporary)
+    temporary.replace(path)
     _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on disk."""
+    """Waits until a file or folder is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

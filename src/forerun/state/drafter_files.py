@@ -1,8 +1,8 @@
-"""What drafters have learned, as files that go with one tokenizer: saved, loaded, merged, capped.
+"""Memory files: what drafters have learned, saved, loaded, merged and capped in size.
 
-Works for every drafter that has snapshots (`core.mixins.Persistent`). Drafts
-never change what a model says, so a memory of another model with the same tokenizer is welcome; one
-of another tokenizer is refused, because its ids mean other texts.
+Works for every drafter with snapshots (`core.mixins.Persistent`). A memory file belongs to one
+tokenizer. It may come from another model with the same tokenizer, because drafts never change the
+output. A file of another tokenizer is an error, because its token ids mean other texts.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from forerun.engine.safe_drafter import settle
 from forerun.errors import ConfigError
 from forerun.state import array_file
 from forerun.state.array_file import Origin
-from forerun.utils.locks import Turns
+from forerun.utils.locks import FairLock
 from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
 log = logging.getLogger("forerun")
-STAYS = (
-    "what was learned stays in the drafter until a file is loaded: save it first with "
+SAVE_AGAIN = (
+    "the drafter keeps what it learned until a file is loaded: save it first with "
     "`model.memory(...).save()`"
 )
-# by tenant: whose `with` has begun; held weakly, since a Ctrl-C may leave a block without its end
-_begun: WeakKeyDictionary[Drafter, WeakValueDictionary[str, Kept]] = WeakKeyDictionary()
+# open `with` blocks by drafter and tenant; weak, since a Ctrl-C may skip __exit__
+_open: WeakKeyDictionary[Drafter, WeakValueDictionary[str, MemoryFile]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Memory:
     origin: Origin
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines: everything but the arrays."""
+        """For JSON: everything but the contents of the arrays."""
         held = self.snapshot
         arrays = {
             name: {"type": str(array.dtype), "shape": list(array.shape)}
@@ -68,12 +68,12 @@ class Memory:
 
 
 def read(path: Path | str) -> Memory:
-    """The memory in a file, checked. Raises DataError."""
+    """The verified memory in a file. Raises DataError."""
     return Memory(Path(path), *array_file.read(path))
 
 
 def origin_of(model: Model, tenant: str = "") -> Origin:
-    """What is written beside a memory that is learned from a model now."""
+    """The origin of a memory that is learned from this model now."""
     from forerun.models import identity
 
     name, code = identity.model_name(model.name), identity.model_hash(model.name, model.target)
@@ -87,36 +87,34 @@ def merge(
     max_bytes: int | None = None,
     tenant: str | None = None,
 ) -> Memory:
-    """Writes one memory made of several: means weighted by counts; the least recently used go.
+    """Merges memory files into one: means weighted by counts, least recently used entries evicted.
 
-    tenant: whose it will be, where the files belong to several. Raises DataError for a file that is
-    not intact, ConfigError for files that do not fit together, or a cap below what is always kept.
+    tenant: owner of the result, required if the files belong to several. Raises DataError for a
+    damaged file, ConfigError for files that cannot be merged or a cap below the minimum size.
     """
     held = [read(path) for path in paths]
     kinds = sorted({memory.snapshot.kind for memory in held})
     if len(kinds) > 1:
         raise ConfigError(
-            f"expected memories of one kind, got {' and '.join(kinds)}; merge each kind alone"
+            f"expected memories of one kind, got {' and '.join(kinds)}; merge each kind separately"
         )
     origin = Origin.joined([memory.origin for memory in held])
     owners = sorted({memory.origin.tenant for memory in held} - {""})
     if tenant is None and len(owners) > 1:
         raise ConfigError(
-            f"expected memories of one tenant, got those of {' and '.join(owners)}; say with "
-            "--tenant whose the result is to be"
+            f"expected memories of one tenant, got those of {' and '.join(owners)}; name the owner "
+            "of the result with --tenant"
         )
     owner = (owners[0] if owners else "") if tenant is None else tenant
     drafter: type[Drafter] = registry.get("drafter", kinds[0])
     if not issubclass(drafter, Persistent):
-        raise ConfigError(
-            f"memories of {kinds[0]} cannot be merged: it is no drafter that is saved"
-        )
+        raise ConfigError(f"memories of {kinds[0]} cannot be merged: this drafter has no snapshots")
     snapshot = drafter.merge([memory.snapshot for memory in held], max_bytes)
-    if max_bytes is not None and snapshot.nbytes > max_bytes:  # all that may go has gone
+    if max_bytes is not None and snapshot.nbytes > max_bytes:
         raise ConfigError(
             f"expected a cap of at least {snapshot.nbytes} bytes ({snapshot.nbytes / 2**20:.4f} "
-            f"MiB), below which this memory of {kinds[0]} cannot be cut, got {max_bytes}; allow "
-            "more, or delete the file"
+            f"MiB), the minimum of this memory of {kinds[0]}, got {max_bytes}; allow more, or "
+            "delete the file"
         )
     return Memory(
         Path(out), snapshot, array_file.write(out, snapshot, replace(origin, tenant=owner))
@@ -124,7 +122,7 @@ def merge(
 
 
 def draft(memory: Memory, tokens: list[int], nodes: int) -> Tree:
-    """The best tokens that a memory would draft after a text."""
+    """The draft tree of a memory after some tokens."""
     made = registry.get("drafter", memory.snapshot.kind)(**memory.snapshot.settings)
     drafter = persistent(made)
     drafter.restore(memory.snapshot)
@@ -133,34 +131,33 @@ def draft(memory: Memory, tokens: list[int], nodes: int) -> Tree:
     return drafter.propose([seq], [Plan(nodes=nodes)], [seq.dice])[0]
 
 
-class Kept:
-    """What a drafter learns of a tenant, kept in a file.
+class MemoryFile:
+    """The memory of one drafter and tenant in a file.
 
-    In a `with` it is loaded where there is a file, and saved at the end, also when an error or
-    Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
-    left alone, and so is the drafter. Until the end the drafter is shown every step, also where
-    nothing is drafted, and no second `with` may begin for the same drafter and tenant. What could
-    not be saved stays in the drafter, for `save()` to take; a file that is loaded, also by another
-    `with`, takes its place. turns: those of who else uses it; files are read and written without.
+    A `with` block loads the file if it exists and saves it at the end, also after an error or
+    Ctrl-C. If loading fails, neither the file nor the drafter changes. Inside the block the drafter
+    observes every step, also those without drafts, and a second block for the same drafter and
+    tenant is an error. If saving fails, the drafter keeps what it learned for `save()`, until a
+    file is loaded. lock: guards the drafter; not held while files are read and written.
     """
 
     def __init__(
-        self, path: Path | str, drafter: Drafter, origin: Origin, turns: Turns | None = None
+        self, path: Path | str, drafter: Drafter, origin: Origin, lock: FairLock | None = None
     ) -> None:
         self.path, self.drafter, self.origin = Path(path), persistent(drafter), origin
-        self._turns = turns or Turns()
+        self._lock = lock or FairLock()
         self.before: Memory | None = None
         self.after: Memory | None = None
 
     def load(self) -> Memory:
-        """Makes the file what the drafter knows; it is checked before anything is touched.
+        """Replaces the drafter's memory by the file, which is verified first.
 
-        Raises DataError for a file that is not intact, ConfigError for one of another tokenizer, of
-        another tenant, or made with other settings.
+        Raises DataError for a damaged file, ConfigError for another tokenizer, another tenant or
+        other settings.
         """
         memory = read(self.path)
         check_fits(memory, self.origin)
-        with self._turns:
+        with self._lock:
             was_kept = self._is_kept
             settle(self.drafter)
             try:
@@ -174,109 +171,107 @@ class Kept:
         return memory
 
     def save(self) -> Memory:
-        """Writes what the drafter knows, whole or not at all.
+        """Writes the drafter's memory atomically; on an error the old file stays.
 
-        Raises ConfigError if it keeps nothing or if what is there belongs to others, DataError if
-        what is there is no memory, as a file that was damaged meanwhile, CapacityError if the file
-        cannot be written. What was there then stays.
+        Raises ConfigError if nothing was learned or the file belongs to another tenant, DataError
+        if the path holds anything but a memory, CapacityError if the file cannot be written.
         """
         self._check_owner()
         tenant = self.origin.tenant
-        with self._turns:
+        with self._lock:
             settle(self.drafter)
             snapshot = self.drafter.snapshot(tenant)
             if not self._is_kept and not snapshot.counts["tokens"]:
                 self._release()
                 raise ConfigError(
-                    "nothing was learned that could be saved; run what is to be learned within "
-                    "`with model.memory(...)`, or after `load()`"
+                    "there is nothing to save; generate inside `with model.memory(...)`, or after "
+                    "`load()`"
                 )
         self.origin = array_file.write(self.path, snapshot, self.origin)
         return Memory(self.path, snapshot, self.origin)
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> MemoryFile:
         tenant = self.origin.tenant
-        was_kept: bool | None = None  # before it began, if it has
+        was_kept: bool | None = None  # None until this block is registered
         array_file.check_place(self.path)
         self._check_owner()
         try:
-            with self._turns:
-                begun = _begun.setdefault(self.drafter, WeakValueDictionary())
-                if other := begun.get(tenant):
+            with self._lock:
+                blocks = _open.setdefault(self.drafter, WeakValueDictionary())
+                if other := blocks.get(tenant):
                     raise ConfigError(
-                        f"what {name_of(self.drafter)} learns of this tenant is kept in "
-                        f"{other.path} now; end that `with` first, or name another tenant or "
-                        "another drafter"
+                        f"the memory of {name_of(self.drafter)} for this tenant is open with file "
+                        f"{other.path}; end that `with` first, or use another tenant or drafter"
                     )
                 was_kept = self._is_kept
-                begun[tenant] = self
+                blocks[tenant] = self
             if self.path.exists():
                 self.before = self.load()
             else:
-                with self._turns:
+                with self._lock:
                     self.drafter.keep(tenant)
                     self.drafter.kept |= {tenant}
-            return self  # here: behind the `try` a Ctrl-C could leave it begun for ever
+            return self  # inside the try, so that a Ctrl-C here still closes the block
         except BaseException:
             if was_kept is not None:
-                self._end(was_kept)
+                self._close(was_kept)
             raise
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             self._finish(error)
-        finally:  # a Ctrl-C may come before it waits
-            if _begun[self.drafter].get(self.origin.tenant) is self:
+        finally:  # a Ctrl-C may come before signals are delayed
+            if _open[self.drafter].get(self.origin.tenant) is self:
                 self._finish(error)
 
     @delayed_interrupt()
     def _finish(self, error: BaseException | None) -> None:
-        """Saves and ends it. What ended the block goes on; both are told."""
+        """Saves and closes. If saving fails too, the error of the block gets a note."""
         is_saved = False
         try:
             self.after = self.save()
             is_saved = True
         except Exception as failure:
             if error is None:
-                failure.add_note(STAYS)
+                failure.add_note(SAVE_AGAIN)
                 raise
             log.error("%s was not saved: %s", self.path, failure)
-            error.add_note(f"{self.path} was not saved: {failure}; {STAYS}")
+            error.add_note(f"{self.path} was not saved: {failure}; {SAVE_AGAIN}")
         finally:
-            self._end(was_kept=not is_saved)
+            self._close(was_kept=not is_saved)
 
     @property
     def _is_kept(self) -> bool:
         return self.origin.tenant in self.drafter.kept
 
     def _release(self, was_kept: bool = False) -> None:
-        """The drafter keeps the tenant as it did before."""
+        """Drops the tenant's memory unless the drafter kept it before."""
         if not was_kept:
             self.drafter.release(self.origin.tenant)
             self.drafter.kept -= {self.origin.tenant}
 
-    def _end(self, was_kept: bool = False) -> None:
-        """Another `with` may begin."""
-        with self._turns:
+    def _close(self, was_kept: bool = False) -> None:
+        """Ends the block; another one may begin."""
+        with self._lock:
             self._release(was_kept)
-            _begun[self.drafter].pop(self.origin.tenant, None)
+            _open[self.drafter].pop(self.origin.tenant, None)
 
     def _check_owner(self) -> None:
-        """Raises ConfigError where saving took a file from those whose it is."""
+        """Raises ConfigError if saving would overwrite a file of another tenant."""
         if not self.path.exists():
             return
         held = array_file.read_origin(self.path)
         check_tenant(self.path, held, self.origin)
         if self.origin.tenant and not held.tenant:
             raise ConfigError(
-                f"{self.path} is common, and saved for tenant {self.origin.tenant!r} it would be "
-                "lost to everybody else; ask for no tenant, or give that tenant a copy with "
-                f"`{_handed(self.path, self.origin.tenant)}`"
+                f"{self.path} is shared by all tenants; saving it for tenant "
+                f"{self.origin.tenant!r} would take it from the others; use no tenant, or make a "
+                f"copy for that tenant with `{_copy_command(self.path, self.origin.tenant)}`"
             )
 
 
-def _handed(path: Path, tenant: str) -> str:
-    """The command that makes a copy of a file for a tenant."""
+def _copy_command(path: Path, tenant: str) -> str:
+    """The command that copies a file for a tenant."""
     out = path.with_name(f"{path.stem}-{tenant or 'common'}{path.suffix}")
     words = ["forerun", "memory", "merge", str(path), "--tenant", tenant, "--out", str(out)]
     return shlex.join(words)
@@ -288,20 +283,24 @@ def check_fits(memory: Memory, origin: Origin) -> None:
     if held.tokenizer != origin.tokenizer:
         raise ConfigError(
             f"{path} was learned with another tokenizer ({held.tokenizer[:12] or 'unknown'}, this "
-            f"model has {origin.tokenizer[:12]}): its token ids mean other texts; use the model it "
-            "came from, or another file"
+            f"model has {origin.tokenizer[:12]}): its token ids mean other texts; use a model with "
+            "that tokenizer, or another file"
         )
     check_tenant(path, held, origin)
     if not {code for _, code in origin.models} & {code for _, code in held.models}:
         names = ", ".join(name for name, _ in held.models) or "an unknown model"
-        log.warning("%s was learned from %s: as exact, perhaps less useful here", path, names)
+        log.warning(
+            "%s was learned from %s: output stays exact, but fewer drafts may be accepted",
+            path,
+            names,
+        )
 
 
 def check_tenant(path: Path, held: Origin, origin: Origin) -> None:
-    """Raises ConfigError unless a file is everybody's or that tenant's."""
+    """Raises ConfigError unless a file is shared or belongs to the tenant."""
     if held.tenant not in ("", origin.tenant):
-        other = f"tenant {origin.tenant!r}" if origin.tenant else "everybody"
+        other = f"to tenant {origin.tenant!r}" if origin.tenant else "to all tenants"
         raise ConfigError(
-            f"{path} belongs to tenant {held.tenant!r}, not to {other}; ask for tenant "
-            f"{held.tenant!r}, or make a common copy with `{_handed(path, '')}`"
+            f"{path} belongs to tenant {held.tenant!r}, not {other}; use tenant "
+            f"{held.tenant!r}, or make a shared copy with `{_copy_command(path, '')}`"
         )

@@ -62,7 +62,7 @@ def json_object(text: str) -> dict[str, Any] | None:
     start = text.find("{")
     if start < 0:
         return None
-    decoder = json.JSONDecoder(object_pairs_hook=files.once)
+    decoder = json.JSONDecoder(object_pairs_hook=files.unique_keys)
     try:
         found, _ = decoder.raw_decode(text, start)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How kernels are compiled that make no arrays."""
+"""The decorator of Numba kernels that allocate no arrays, and small helpers for them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from numba.extending import intrinsic
 from forerun.errors import ConfigError
 from forerun.utils import jit_cache
 
-if config.DISABLE_JIT:  # type: ignore[attr-defined]  # integers of Python do not wrap round
+if config.DISABLE_JIT:  # type: ignore[attr-defined]  # kernels need integers that wrap around
     raise ConfigError(
-        "forerun needs Numba's compiler, and NUMBA_DISABLE_JIT turns it off; unset that variable"
+        "forerun needs Numba's compiler, but NUMBA_DISABLE_JIT disables it; unset that variable"
     )
 
-jit_cache.attend()
+jit_cache.compile_watcher()
 
-# They need not count references to any. Counting is atomic: it took most of the time of kernels
-# with many arrays, and let no two cache misses overlap. A kernel that needs room gets it from its
-# caller; Numba refuses one that makes some.
+# Without Numba's runtime, arrays are not reference counted. The atomic counters are slow for
+# kernels with many arrays. The caller allocates all working memory; Numba rejects allocations.
 bare: Any = partial(njit, cache=True, nogil=True, _nrt=False)
 
 
 @bare
 def copy(row: np.ndarray, to: np.ndarray) -> None:
-    """Writes a row to the beginning of another; NumPy's way may make an array."""
+    """Writes a row to the beginning of another. A NumPy slice assignment may allocate."""
     for i in range(len(row)):
         to[i] = row[i]
 
 
 def _fetch(typing: Any, array: Any, row: Any) -> Any:
-    """The instruction of `fetch`, as Numba is told of one."""
+    """The prefetch instruction of `fetch`, in Numba's form for intrinsics."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         parts = context.make_array(signature.args[0])(context, builder, args[0])
@@ -44,12 +43,11 @@ def _fetch(typing: Any, array: Any, row: Any) -> Any:
         at = builder.gep(builder.bitcast(parts.data, byte), [offset])
         form = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         prefetch = cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0")
-        builder.call(prefetch, [at, number(0), number(3), number(1)])  # to read, often, as data
+        builder.call(prefetch, [at, number(0), number(3), number(1)])  # read, high locality, data
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit
 
 
-# fetch(array, row) asks for the cache line where a row begins: it comes while other work is done.
-# Nothing is read, so the row need not exist.
+# fetch(array, row) prefetches the first cache line of a row. The row need not exist.
 fetch: Any = intrinsic(_fetch)

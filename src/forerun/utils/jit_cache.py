@@ -1,4 +1,4 @@
-"""Which Numba kernels will have to be compiled, a word when that begins, and that it ends well."""
+"""Which Numba kernels are not compiled yet, and a notice when compilation starts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-NOTICE = "compiling kernels, once (a minute or several); later runs find them in Numba's cache"
-UNKEPT = (
-    "compiled kernels cannot be kept in {}: {}; every run compiles them again. Free some space "
+NOTICE = "compiling kernels, once (a minute or several); later runs load them from Numba's cache"
+CACHE_WRITE_FAILED = (
+    "cannot save compiled kernels in {}: {}; every run compiles them again. Free some space "
     "there, or set NUMBA_CACHE_DIR to a folder that has some"
 )
-KERNELS = {  # what decoding enters, by module: compiling these compiles what they call
+KERNELS = {  # entry points of decoding by module; compiling these compiles what they call
     "forerun.runner.forward_batch": ("pack", "lay_out"),
     "forerun.controllers._tree_size": ("node_beliefs", "choose"),
     "forerun.ngrams.tables.logits.kernels": ("learn", "look_up"),
@@ -44,61 +44,61 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
     "forerun.ngrams.tables.trigram.kernels": ("nudge",),
     "forerun.ngrams.tables.trigram.mcts": ("fill_tree",),
     "forerun.ngrams.index.counts.trie": ("descend", "shares"),
-    "forerun.verifiers._gpu": ("measure", "holds", "plant"),
-    "forerun.verifiers._rejection": ("judge",),
+    "forerun.verifiers._gpu": ("tree_sizes", "has_valid_nodes", "fill_forest"),
+    "forerun.verifiers._rejection": ("judge_node",),
     "forerun.verifiers.k_seq": ("division_factor",),
-    "forerun.verifiers.transport": ("judge",),
+    "forerun.verifiers.transport": ("judge_node",),
 }
 
 
-class Watch:
-    """Counts our kernels that are compiled in this process, and says so once."""
+class CompileWatcher:
+    """Counts the kernels of forerun that this process compiles, and announces the first."""
 
     def __init__(self) -> None:
-        self.say: Callable[[str], object] | None = None
+        self.notify: Callable[[str], object] | None = None
         self.num_compiled = 0
-        self._said: set[str] = set()
+        self._notified: set[str] = set()
 
-    def begins(self, cache: Any) -> None:
-        """A kernel is about to be compiled, and then kept in its cache."""
+    def on_compile(self, cache: Any) -> None:
+        """Called before a kernel is compiled and saved in its cache."""
         self.num_compiled += 1
-        if self.say:
-            self._say_once(self.say, NOTICE)
-        self._keep(cache)
+        if self.notify:
+            self._notify_once(self.notify, NOTICE)
+        self._tolerate_write_errors(cache)
 
-    def _keep(self, cache: Any) -> None:
-        """Makes a kernel's cache one that may fail to write: the kernel runs all the same."""
+    def _tolerate_write_errors(self, cache: Any) -> None:
+        """Lets a kernel run if its cache cannot be written; the user gets one message."""
         write = type(cache).save_overload
 
         def save_overload(*compiled: Any) -> None:
             try:
                 write(cache, *compiled)
-            except OSError as error:  # a full disk, say
-                said = cache.cache_path, error.strerror or error
-                self._say_once(self.say or log.warning, UNKEPT, *said)
+            except OSError as error:
+                details = cache.cache_path, error.strerror or error
+                self._notify_once(self.notify or log.warning, CACHE_WRITE_FAILED, *details)
 
         cache.save_overload = save_overload
 
-    def _say_once(self, say: Callable[[str], object], text: str, *details: object) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            say(text.format(*details))
+    def _notify_once(self, notify: Callable[[str], object], text: str, *details: object) -> None:
+        if text not in self._notified:
+            self._notified.add(text)
+            notify(text.format(*details))
 
 
 @cache
-def attend() -> Watch:
-    """The watch of this process. Numba reports compilations to it, not kernels from its cache."""
+def compile_watcher() -> CompileWatcher:
+    """The watcher of this process. Numba reports compilations to it, but not cache loads."""
     from numba.core import event
 
-    found = Watch()
+    found = CompileWatcher()
 
     class Listener(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
             if _is_ours(event):
-                found.begins(event.data["dispatcher"]._cache)
+                found.on_compile(event.data["dispatcher"]._cache)
 
         def on_end(self, event: Any) -> None:
-            """Nothing to do; Numba asks for it."""
+            """Required by Numba; does nothing."""
 
     event.register("numba:compile", Listener())
     ignore_stale_indexes()
@@ -128,17 +128,17 @@ def _is_ours(event: Any) -> bool:
     return bool(event.data["dispatcher"].py_func.__module__.startswith("forerun."))
 
 
-def watch(say: Callable[[str], object]) -> Watch:
-    """From now on the first caller's `say` announces that kernels are compiled."""
-    found = attend()
-    found.say = found.say or say
+def watch(notify: Callable[[str], object]) -> CompileWatcher:
+    """Announces compilations with `notify`; only the first caller's is used."""
+    found = compile_watcher()
+    found.notify = found.notify or notify
     return found
 
 
-def cold() -> list[str]:
-    """The kernels of decoding, as module.name, that are not compiled and not in the cache.
+def uncompiled_kernels() -> list[str]:
+    """The kernels of decoding, as module.name, that are neither compiled nor in the cache.
 
-    Raises ConfigError where nothing can be compiled.
+    Raises ConfigError if Numba's compiler is disabled.
     """
     importlib.import_module("forerun.utils.jit")
     return [
@@ -150,7 +150,7 @@ def cold() -> list[str]:
 
 
 def is_ready(kernel: Any) -> bool:
-    """Whether a kernel is compiled in this process, or cached from its source as it is now."""
+    """Whether a kernel is compiled in this process, or cached from its current source."""
     return bool(kernel.signatures) or any(
         index.stat().st_mtime >= Path(inspect.getfile(kernel.py_func)).stat().st_mtime
         for index in indices(kernel)
@@ -159,7 +159,7 @@ def is_ready(kernel: Any) -> bool:
 
 def indices(kernel: Any) -> list[Path]:
     """Cache index files of a kernel for this Python: module.name-LINE.pyXY.nbi."""
-    if kernel.stats.cache_path is None:  # compiled anew in every process
+    if kernel.stats.cache_path is None:  # compiled again in every process
         return []
     function = kernel.py_func
     line = function.__code__.co_firstlineno

@@ -1,4 +1,4 @@
-"""Threads that use one thing take turns."""
+"""A fair, reentrant lock that tolerates Ctrl-C and finalizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 log = logging.getLogger("forerun")
 
-if TYPE_CHECKING:  # a class that is made in C: what types say of it
+if TYPE_CHECKING:  # RLock is a class written in C
 
     class Lock:
         def acquire(self, blocking: bool = True) -> bool: ...
@@ -21,66 +21,64 @@ else:
     Lock: Any = type(RLock())
 
 
-class Turns(Lock):
-    """A lock for `with`; whoever holds it may take it again.
+class FairLock(Lock):
+    """A reentrant lock for `with`.
 
-    It is fair, unlike Python's own: who has just had it comes after those who wait. Ctrl-C and
-    finalizers may come at any moment: leaving is C code, which they cannot divide, and whoever is
-    interrupted between getting the lock and saying so gives it back.
+    Fair, unlike RLock: a thread that releases it queues behind the threads that wait. It is safe
+    against Ctrl-C and finalizers: release is one C call, and an interrupt after the lock was
+    acquired releases it.
     """
 
     def __init__(self) -> None:
-        self._next = RLock()  # of who comes next; a finalizer may run within, and want the same
-        self._due: deque[Callable[[], object]] = deque()
+        self._queue = RLock()  # reentrant: a finalizer may run while its thread waits here
+        self._pending: deque[Callable[[], object]] = deque()
 
     def __enter__(self) -> None:
-        is_again = self._is_owned()
+        is_reentry = self._is_owned()
         try:
-            if is_again:
-                self.acquire()  # never waits: whatever is raised here comes after it
+            if is_reentry:
+                self.acquire()  # does not wait, so an exception here comes after it
             else:
-                with self._next:
+                with self._queue:
                     self.acquire()
-                if self._due:
-                    self._settle()
+                if self._pending:
+                    self._run_pending()
         except BaseException:
-            if is_again or self._is_owned():
+            if is_reentry or self._is_owned():
                 self.release()
             raise
 
-    def soon(self, work: Callable[[], object]) -> None:
-        """Does this with a turn: now where it is free, else before anything else is done with it.
+    def run_when_free(self, work: Callable[[], object]) -> None:
+        """Runs work under the lock: now if it is free, else when a thread next acquires it.
 
-        Never waits: finalizers run in any thread, whatever locks it holds, and amidst its turn. So
-        what comes while another has the turn is done when somebody takes the next one, if ever; an
-        error of it is logged then, and what anything but an Exception divides, as Ctrl-C, is done
-        again: it must bear that.
+        Never waits, so finalizers may call it in any thread. Errors of deferred work are logged.
+        Work that a Ctrl-C interrupts runs again, so it must be safe to repeat.
         """
-        self._due.append(work)
+        self._pending.append(work)
         if self._is_owned():
             return
         try:
             if not self.acquire(blocking=False):
                 return
-            self._settle(work)
+            self._run_pending(work)
         except BaseException:
             if self._is_owned():
                 self.release()
             raise
         self.release()
 
-    def _settle(self, own: Callable[[], object] | None = None) -> None:
-        """Does what is due; raises errors of `own` alone."""
-        while self._due:
-            work = self._due[0]  # it stays until it is done
+    def _run_pending(self, own: Callable[[], object] | None = None) -> None:
+        """Runs all pending work; raises only the errors of `own`."""
+        while self._pending:
+            work = self._pending[0]  # removed only when done: an interrupt must not lose it
             try:
                 work()
             except Exception:
                 if work is own:
-                    self._due.popleft()
+                    self._pending.popleft()
                     raise
-                log.exception("what an earlier call left could not be cleared up")
-            self._due.popleft()
+                log.exception("deferred clean-up of an earlier call failed")
+            self._pending.popleft()
 
-    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
-        return Turns, ()  # a deep copy of what is used has turns of its own
+    def __reduce__(self) -> tuple[type[FairLock], tuple[()]]:
+        return FairLock, ()  # a copy of its owner gets a new lock

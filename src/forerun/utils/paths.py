@@ -1,4 +1,4 @@
-"""The folder in which forerun keeps what it can find out again: $FORERUN_CACHE, or the user's."""
+"""The cache folder of forerun; everything in it can be computed or downloaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: delayed for a block that must not be divided, ignored by child processes."""
+"""Ctrl-C and SIGTERM: delayed for a critical block, ignored by child processes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 @contextmanager
 def delayed_interrupt() -> Iterator[None]:
     """The first Ctrl-C or SIGTERM in the block is raised at its end; a second one at once."""
-    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+    if threading.current_thread() is not threading.main_thread():  # others may not set handlers
         yield
         return
     handlers = ((number, signal.getsignal(number)) for number in STOPPING)
     before: dict[int, Any] = {number: own for number, own in handlers if callable(own)}
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        came.append(number)
-        if len(came) > 1:
+        received.append(number)
+        if len(received) > 1:
             before[number](number, frame)
 
     for number in before:
@@ -33,13 +33,13 @@ def delayed_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if len(came) == 1:
-            signal.raise_signal(came[0])
+        if len(received) == 1:
+            signal.raise_signal(received[0])
 
 
 @contextmanager
 def ignored_by_children() -> Iterator[None]:
-    """Processes that start inside ignore Ctrl-C: the process that started them ends them."""
+    """Processes started in the block ignore Ctrl-C; their parent has to stop them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,8 @@
-"""How well samples fit laws: randomised ranks, a likelihood-ratio test, correction for many tests.
+"""Goodness-of-fit tests of samples, correction for multiple tests, AUC, and majority vote.
 
-And the vote that samples of one problem take on its answer.
-
-Each sample may have a law of its own. Its randomised rank u (the probability of all more likely
-tokens, plus a uniform share of its own) is uniform on [0, 1] if it follows that law, so samples
-after different beginnings make one test, and an error that favours drafts shows as ranks too low.
+Each sample may have its own distribution. Its randomised rank u is the probability of all more
+likely tokens plus a uniform share of its own. u is uniform on [0, 1] if the sample follows its
+distribution, so samples from different contexts form one test.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from functools import cache
 
 import numpy as np
 
-LEAST = 25  # samples that a bin expects at least
+MIN_EXPECTED = 25  # expected samples in a bin
 EXCLUDED = 2.0  # rank of a token of probability 0
 
 
 def ranks(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Randomised ranks [n] of tokens [n] under law [V]; EXCLUDED where the law is 0."""
+    """Randomised ranks [n] of tokens [n] under `law` [V]; EXCLUDED where `law` is 0."""
     law = law / law.sum()
     order = np.argsort(-law, kind="stable")
     before = np.empty(len(law))
@@ -34,15 +32,16 @@ def ranks(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator) -> np.n
 def fit(u: np.ndarray, shape: np.ndarray) -> tuple[int, float, float]:
     """Number of bins, statistic and p-value of randomised ranks u [n].
 
-    shape: a law [V], sorted downwards, whose cumulative sums suggest the edges of the bins; for
-    samples of one law it is that law, and a bin is a token or a run of rare ones. Neighbours are
-    joined until a bin expects LEAST. One EXCLUDED token is a p-value of 0.
+    shape: a distribution [V] in descending order; its cumulative sums are the candidate bin edges.
+    For samples of one distribution it is that distribution, so a bin is a token or a run of rare
+    tokens. Neighbours are merged until a bin expects MIN_EXPECTED samples. One EXCLUDED token
+    gives a p-value of 0.
     """
     if (u == EXCLUDED).any():
         return 1, math.inf, 0.0
     edges, start = [0.0], 0.0
     for edge in np.cumsum(shape):
-        if len(u) * (edge - start) >= LEAST and len(u) * (1 - edge) >= LEAST:
+        if min(edge - start, 1 - edge) * len(u) >= MIN_EXPECTED:
             start = float(edge)
             edges.append(start)
     counts = np.histogram(u, bins=[*edges, 1.0])[0]
@@ -50,10 +49,9 @@ def fit(u: np.ndarray, shape: np.ndarray) -> tuple[int, float, float]:
 
 
 def likelihood_ratio(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:
-    """G statistic with Williams' correction, and its p-value, of counts [k] under law [k] > 0.
+    """G statistic with Williams' correction, and its p-value, of counts [k] under `law` [k] > 0.
 
-    Unlike Pearson's, its tail is right for skewed laws: a rare bin that is full by chance weighs
-    no more than its probability says.
+    Unlike Pearson's statistic, its tail is accurate for skewed distributions.
     """
     n, k = counts.sum(), len(counts)
     if k < 2:
@@ -86,17 +84,17 @@ def noncentral_tail(x: float, degrees: int, noncentrality: float) -> float:
 
 @cache
 def noncentrality(num_bins: int, level: float, power: float) -> float:
-    """The noncentrality at which a chi-square test of that level rejects with that probability."""
+    """The noncentrality at which a chi-square test of this level has this power."""
     degrees = num_bins - 1
     critical = _root(lambda x: chi_square_tail(x, degrees) - level)
     return _root(lambda size: power - noncentral_tail(critical, degrees, size))
 
 
 def detectable(num_samples: int, num_bins: int, level: float, power: float = 0.8) -> float:
-    """Total variation d over the bins such that any deviation of d or more is found at that power.
+    """The smallest total variation d over the bins that the test finds with this power.
 
-    With law e and deviation of sum |r - e| = 2 d, the test's noncentrality is n sum (r - e)^2 / e,
-    at least 4 n d^2 (Cauchy and Schwarz, as e sums to 1). 1 if nothing could have been found.
+    With expected e and sum |r - e| = 2 d, the noncentrality is n sum (r - e)^2 / e, which is at
+    least 4 n d^2 (Cauchy-Schwarz, as e sums to 1). 1 if nothing can be found.
     """
     if num_bins < 2 or not num_samples:
         return 1.0
@@ -104,7 +102,7 @@ def detectable(num_samples: int, num_bins: int, level: float, power: float = 0.8
 
 
 def samples_for(deviation: float, num_bins: int, level: float, power: float = 0.8) -> int:
-    """The number of samples that makes a deviation `detectable`, with as many bins."""
+    """The number of samples that makes a deviation `detectable` with this number of bins."""
     return math.ceil(noncentrality(max(num_bins, 2), level, power) / (4 * deviation**2))
 
 
@@ -120,7 +118,7 @@ def _root(falling: Callable[[float], float]) -> float:
 
 
 def holm(p_values: Many[float]) -> list[float]:
-    """The p-values corrected for their number (Holm's step-down rule)."""
+    """The p-values corrected for multiple tests (Holm's step-down method)."""
     corrected, worst = [1.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[i]))
@@ -129,7 +127,7 @@ def holm(p_values: Many[float]) -> list[float]:
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """P(score of a yes > score of a no), ties half; labels in [0, 1] are shares."""
+    """Area under the ROC curve; ties count half; labels in [0, 1] are shares of positives."""
     _, at = np.unique(scores, return_inverse=True)
     yes, no = np.bincount(at, labels), np.bincount(at, 1 - labels)
     below = np.cumsum(no) - no
@@ -137,6 +135,6 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def majority(answers: Many[str | None]) -> str | None:
-    """The commonest answer; ties: the one seen first; None if nobody answers."""
+    """The most common answer, the first one on ties; None if there is none."""
     votes = Counter(answer for answer in answers if answer is not None)
     return votes.most_common(1)[0][0] if votes else None

@@ -1,4 +1,4 @@
-"""Words of messages."""
+"""Text of messages."""
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

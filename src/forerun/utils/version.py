@@ -1,4 +1,4 @@
-"""The version of forerun, and the name that it signs files with."""
+"""The version of forerun, and the name it writes into its files."""
 
 __version__ = "0.1.0"
 MADE_BY = "forerun"

@@ -1,13 +1,12 @@
-"""Recursive rejection as tensors: a batch of trees at once, on the device where the laws are.
+"""Recursive rejection with tensors: a batch of trees at once, on the device of the logits.
 
-The law and, for the same uniforms, the outcome of `verifiers.recursive`. No trial hangs on another
-one's coin: what p is still owed after the first j children of a node were rejected follows from
-their laws, and how many uniforms were used before a trial follows from the shape of the tree, since
-a walk comes to it only if all before it on the way have lost or won as they must. So all trials of
-all nodes are decided at once, one round per rank among siblings; a node is kept if it and all above
-it are the first to win among their siblings. `walk` says nothing to the host: no step per node, no
-shape that depends on a value. One small tensor comes back. A batch whose tensors would be too large
-is walked in parts.
+For the same uniforms the outcome is that of `verifiers.recursive`. No trial depends on the outcome
+of another. The residual after the first j children of a node were rejected follows from their
+distributions. The number of uniforms used before a trial follows from the shape of the tree, since
+a walk reaches it by one path only. So all trials of all nodes are decided at once, one round per
+rank among siblings. A node is kept if it and all its ancestors are the first accepted among their
+siblings. `walk` needs no synchronisation with the host: no step per node, no shape that depends on
+a value. One small tensor is copied back. A batch with too large tensors is split.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ from forerun.core.records import Verdict
 from forerun.core.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.base import NO_MASS, arrays, check_mass, reject_recursively
 
-MOST = 1 << 30  # bytes of the tensors of one walk, about; a tree alone may take more
+MAX_WALK_BYTES = 1 << 30  # approximate size of the tensors of one walk; one tree may exceed it
 
 
 @dataclass(frozen=True)
 class Forest:
     """Trees for `walk`. Row: a node or a root. Family: the children of one row, by rank.
 
-    [R]: ranks, [F]: families and one without children, [S]: most tokens with a q in a family, [N]:
-    rows of all trees, [B]: trees. Places without a child hold row N; without a token, id V.
+    [R]: ranks, [F]: families plus an empty one, [S]: maximum number of tokens in a family's q,
+    [N]: rows of all trees, [B]: trees. Entries without a child hold row N; without a token, id V.
     """
 
-    parents: Tensor  # [F], row whose children they are
-    ids: Tensor  # [F, S], tokens that some child's q holds
-    q: Tensor  # [R, F, S] float64, law of a child given that its earlier siblings were rejected
-    place: Tensor  # [R, F], where in ids a child's token is
+    parents: Tensor  # [F], parent row of the family
+    ids: Tensor  # [F, S], tokens in the q of any child
+    q: Tensor  # [R, F, S] float64, q of a child given that its earlier siblings were rejected
+    place: Tensor  # [R, F], position of a child's token in ids
     child: Tensor  # [R, F], its row
-    trial: Tensor  # [R, F], which uniform it would use
-    tree: Tensor  # [N], which tree a row is of
-    up: Tensor  # [N], the row above; a root's is itself
-    family: Tensor  # [N], its children; the last one if there are none
-    draw: Tensor  # [N], which uniform draws the last token if the walk ends there
+    trial: Tensor  # [R, F], index of the uniform for its trial
+    tree: Tensor  # [N], tree of a row
+    up: Tensor  # [N], parent row; a root's is itself
+    family: Tensor  # [N], family of its children; the empty one if there are none
+    draw: Tensor  # [N], index of the uniform that draws the last token if the walk ends there
     uniforms: Tensor  # [B, M] float64
     depth: int  # of the deepest tree
 
     def to(self, device: torch.device | str) -> Forest:
-        """The same on another device."""
+        """A copy on another device."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for dtype in (torch.int64, torch.float64):
             some = {
@@ -66,9 +65,9 @@ class Forest:
 
 
 def _together(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Tensors of one dtype on a device, by one copy.
+    """Moves tensors of one dtype to a device with one copy.
 
-    A GPU takes it from pinned memory: from other memory a copy waits for the pass under way.
+    For a GPU from pinned memory: a copy from pageable memory waits for the running forward pass.
     """
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
     if device.type == "cuda":
@@ -79,28 +78,28 @@ def _together(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Ten
 
 
 def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list[Verdict]:
-    """Verdicts of trees whose laws p[i] [n + 1, V] lie on one device; uses up the uniforms.
+    """Verdicts of trees with target distributions p[i] [n + 1, V] on one device; advances the dice.
 
-    Raises ConfigError for a law that is none; for a q that is none, see `verifiers.base.refuse`.
+    Raises ConfigError for an invalid p; for an invalid q see `verifiers.base.reject_invalid`.
     """
-    return settled(walked(p, trees, dice, None)[0], p, trees, dice)
+    return collect_verdicts(walk_trees(p, trees, dice, None)[0], p, trees, dice)
 
 
-Walked = dict[int, tuple[Verdict, int]]  # of each tree: its verdict, and how many uniforms it used
+Walked = dict[int, tuple[Verdict, int]]  # by tree: its verdict, number of uniforms used
 
 
-def walked(
+def walk_trees(
     p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice], more: Tensor | None
 ) -> tuple[Walked, np.ndarray]:
-    """Walks all sound trees on the device. The dice do not move: an error leaves them unchanged.
+    """Walks all valid trees on the device. The dice do not advance, so an error changes nothing.
 
     more: float64 [m], copied to the host in the same transfer. Raises ConfigError as `verdicts`.
     """
     if not p:
         return {}, _to_host([], more)[1]
     vocab, itemsize = p[0].shape[1], p[0].element_size()
-    sound = [i for i, tree in enumerate(trees) if is_sound(tree, vocab)]
-    parts = [[sound[i] for i in part] for part in split([trees[i] for i in sound], vocab, itemsize)]
+    valid = [i for i, tree in enumerate(trees) if is_valid(tree, vocab)]
+    parts = [[valid[i] for i in part] for part in split([trees[i] for i in valid], vocab, itemsize)]
     found: Walked = {}
     rest = np.empty(0)
     for part in parts:
@@ -117,34 +116,34 @@ def walked(
     return found, rest if more is None else _to_host([], more)[1]
 
 
-def settled(
+def collect_verdicts(
     found: Walked, p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]
 ) -> list[Verdict]:
-    """The verdicts of all trees, in order; the dice move on."""
+    """The verdicts of all trees in order; advances the dice."""
     for i, (_, used) in found.items():
         dice[i].skip(used)
     verdicts = {i: verdict for i, (verdict, _) in found.items()}
-    for i in set(range(len(trees))) - found.keys():  # a drafter's mistake: told where it is met
+    for i in set(range(len(trees))) - found.keys():  # an invalid tree: the host reports the error
         laws = dict(enumerate(p[i].cpu().numpy(), start=-1))
         verdicts[i] = reject_recursively(trees[i], laws, dice[i])  # type: ignore[arg-type]
     return [verdicts[i] for i in range(len(trees))]
 
 
 def split(trees: Many[Tree], vocab: int, itemsize: int) -> list[list[int]]:
-    """Numbers of neighbouring trees that are walked together: as many as MOST bytes allow.
+    """Indices of adjacent trees that are walked together, within MAX_WALK_BYTES.
 
-    Counted are the largest tensors of `walk`: laws of all rows, three times those of the families,
-    five times those of the ends; q of every rank, and four more numbers for each token of a family.
+    Counts the largest tensors of `walk`: p of all rows, three times p of the families, five times
+    p of the last rows, q of every rank, and four more numbers for each token of a family.
     """
     parts: list[list[int]] = []
     rows, families, ranks, support = 0, 1, 1, 1
     for i, tree in enumerate(trees):
-        own = [int(size) for size in measure(tree.parents, tree.rows, tree.starts)]
+        own = [int(size) for size in tree_sizes(tree.parents, tree.rows, tree.starts)]
         if parts:
             rows, families = rows + len(tree) + 1, families + own[0]
             ranks, support = max(ranks, own[1]), max(support, own[2])
             size = vocab * (itemsize * (rows + 3 * families) + 40 * (len(parts[-1]) + 1))
-            if size + 8 * families * support * (ranks + 4) <= MOST:
+            if size + 8 * families * support * (ranks + 4) <= MAX_WALK_BYTES:
                 parts[-1].append(i)
                 continue
         parts.append([i])
@@ -159,10 +158,7 @@ def _walk_on_device(
     dice: Many[SeededDice],
     more: Tensor | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the trees of a part: which rows are kept, and what `walk` tells of their ends; [N + 3 B].
-
-    And `more`: there is one transfer to the host.
-    """
+    """The results of `walk` for the trees of a part, flat [N + 3 B], and `more`, in one copy."""
     uniforms = [dice[i].peek(len(trees[i]) + 1) for i in part]
     grown = forest([trees[i] for i in part], uniforms, p[0].shape[1]).to(p[0].device)
     kept, ends = walk(torch.cat([p[i] for i in part]), grown)
@@ -170,22 +166,25 @@ def _walk_on_device(
 
 
 def _to_host(parts: list[Tensor], more: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
-    """Flat tensors in a row, and one more apart, by one copy; empty where there is nothing."""
+    """The concatenated parts and `more`, copied to the host at once; empty if not given."""
     given = parts if more is None else [*parts, more]
-    told = torch.cat(given).cpu().numpy() if given else np.empty(0)
+    copied = torch.cat(given).cpu().numpy() if given else np.empty(0)
     size = sum(len(part) for part in parts)
-    return told[:size], told[size:]
+    return copied[:size], copied[size:]
 
 
 def walk(p: Tensor, trees: Forest) -> tuple[Tensor, Tensor]:
-    """p [N, V]: laws of all rows. Returns which rows are kept, bool [N], roots too; and [3, B]: the
-    last token, how many uniforms were used, the mass that the token was drawn from."""
+    """Walks all trees. p [N, V]: target distributions of all rows.
+
+    Returns which rows are kept, bool [N], including roots; and [3, B]: the last token, number of
+    uniforms used, mass that the token was drawn from.
+    """
     wins, weights = trials(p, trees)
     kept = torch.zeros(len(p) + 1, dtype=torch.bool, device=p.device)
     kept = kept.scatter(0, trees.child.flatten(), wins.flatten())[: len(p)]
     row = torch.arange(len(p), device=p.device)
     kept, up = kept | (trees.up == row), trees.up
-    for _ in range(math.ceil(math.log2(trees.depth + 1))):  # a node is kept with all above it
+    for _ in range(math.ceil(math.log2(trees.depth + 1))):  # kept only if all ancestors are
         kept, up = kept & kept[up], up[up]
     ends = torch.zeros(len(trees.uniforms), dtype=row.dtype, device=p.device)
     ends = ends.scatter_reduce(0, trees.tree, torch.where(kept, row, 0), "amax")
@@ -198,24 +197,26 @@ def walk(p: Tensor, trees: Forest) -> tuple[Tensor, Tensor]:
 
 
 def trials(p: Tensor, trees: Forest) -> tuple[Tensor, Tensor]:
-    """Which children are the first of their family to win, bool [R, F], whether or not a walk comes
-    to them; and what p is owed on `ids` [F, S] once all children have lost."""
+    """Which children are the first accepted of their family, bool [R, F], if the walk gets there.
+
+    And the residual on `ids` [F, S] after all children were rejected.
+    """
     vocab, own = p.shape[1], p[trees.parents]
     weights = own.gather(1, trees.ids.clamp(max=vocab - 1)).double()
     weights = torch.where(trees.ids < vocab, weights, 0.0)
     others = torch.nn.functional.pad(own, (0, 1)).scatter(1, trees.ids, 0.0)
-    outside = others.sum(1, dtype=torch.float64)  # summed, not subtracted: nothing cancels
+    outside = others.sum(1, dtype=torch.float64)  # a subtraction would cancel
     mass, wins = torch.ones_like(outside), []
     family_tree = trees.tree[trees.parents]
     for q, place, child, trial in zip(trees.q, trees.place, trees.child, trees.trial, strict=True):
-        asked = mass * q.gather(1, place[:, None])[:, 0]
+        scaled_q = mass * q.gather(1, place[:, None])[:, 0]
         weight = weights.gather(1, place[:, None])[:, 0]
         is_child = child < len(p)
         uniform = trees.uniforms[family_tree, trial]
-        wins.append(is_child & ((weight >= asked) | (uniform * asked < weight)))
+        wins.append(is_child & ((weight >= scaled_q) | (uniform * scaled_q < weight)))
         left = (weights - mass[:, None] * q).clamp(min=0.0)
         now = outside + left.sum(1)
-        is_left = is_child & (now > NO_MASS * mass)  # else p = q: that rejection had no chance
+        is_left = is_child & (now > NO_MASS * mass)  # else p = q: rejection has probability 0
         weights = torch.where(is_left[:, None], left, weights)
         mass = torch.where(is_left, now, mass)
     won = torch.stack(wins)
@@ -223,7 +224,7 @@ def trials(p: Tensor, trees: Forest) -> tuple[Tensor, Tensor]:
 
 
 def choice(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [B] drawn in proportion to weights [B, V] by uniforms [B, 1], and masses [B]."""
+    """Tokens [B] drawn in proportion to weights [B, V] with uniforms [B, 1], and masses [B]."""
     sums = weights.cumsum(1)
     mass = sums[:, -1]
     token = torch.searchsorted(sums, uniform * mass[:, None], right=True)[:, 0]
@@ -233,8 +234,8 @@ def choice(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forest(trees: Many[Tree], uniforms: Many[np.ndarray], vocab: int) -> Forest:
-    """Trees and their uniforms [n + 1] as `walk` takes them, on the CPU."""
-    sizes = np.array([measure(tree.parents, tree.rows, tree.starts) for tree in trees])
+    """The input of `walk` for trees and their uniforms [n + 1], on the CPU."""
+    sizes = np.array([tree_sizes(tree.parents, tree.rows, tree.starts) for tree in trees])
     num_families, num_ranks, support = sizes[:, 0].sum() + 1, sizes[:, 1].max(), sizes[:, 2].max()
     num_rows = sum(map(len, trees)) + len(trees)
     shape = max(1, int(num_ranks)), int(num_families)
@@ -255,7 +256,7 @@ def forest(trees: Many[Tree], uniforms: Many[np.ndarray], vocab: int) -> Forest:
     names = ("parents", "ids", "q", "place", "child", "trial", "up", "family", "draw")
     for i, (tree, own) in enumerate(zip(trees, uniforms, strict=True)):
         flat: tuple[Any, ...] = arrays(tree)
-        family = plant(slots, row, family, *flat, *(made[name] for name in names))
+        family = fill_forest(slots, row, family, *flat, *(made[name] for name in names))
         made["tree"][row : row + len(tree) + 1] = i
         made["uniforms"][i, : len(own)] = own
         row += len(tree) + 1
@@ -263,25 +264,25 @@ def forest(trees: Many[Tree], uniforms: Many[np.ndarray], vocab: int) -> Forest:
     return Forest(**{name: torch.from_numpy(array) for name, array in made.items()}, depth=depth)
 
 
-def is_sound(tree: Tree, vocab: int) -> bool:
-    """Whether every node's q can be one, and holds its token: see `verifiers.base.flaw`."""
+def is_valid(tree: Tree, vocab: int) -> bool:
+    """Whether every node's q is valid and holds its token: see `verifiers.base.draft_error`."""
     flat: tuple[Any, ...] = arrays(tree)
-    return bool(holds(vocab, *flat))
+    return bool(has_valid_nodes(vocab, *flat))
 
 
 @cache
 def warm_up() -> None:
-    """Compiles the kernels, or loads them from the cache."""
+    """Compiles the kernels or loads them from the cache."""
     builder = TreeBuilder()
     builder.add(0, -1, SWOR, Proposal(np.array([0], np.int32), np.ones(1)))
     tree = builder.build()
-    is_sound(tree, 1)
+    is_valid(tree, 1)
     forest([tree], [np.zeros(2)], 1)
 
 
 @njit(cache=True, nogil=True)
-def measure(parents: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[int, int, int]:
-    """Families of a tree, most children in one, and a bound on the tokens of one."""
+def tree_sizes(parents: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[int, int, int]:
+    """Number of families, maximum of children in one, upper bound of tokens in one."""
     children, support = np.zeros(len(parents) + 1, np.int64), np.zeros(len(parents) + 1, np.int64)
     for node in range(len(parents)):
         row, last = rows[node], -1
@@ -295,7 +296,7 @@ def measure(parents: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[
 
 
 @njit(cache=True, nogil=True)
-def holds(
+def has_valid_nodes(
     vocab: int,
     tokens: np.ndarray,
     parents: np.ndarray,
@@ -305,7 +306,7 @@ def holds(
     q_ids: np.ndarray,
     q_probs: np.ndarray,
 ) -> bool:
-    """`is_sound`, from the arrays of a tree."""
+    """`is_valid` for the arrays of a tree."""
     for token in tokens:
         if not 0 <= token < vocab:
             return False
@@ -313,19 +314,19 @@ def holds(
         if not (0 <= q_ids[i] < vocab and 0.0 <= q_probs[i] < math.inf):
             return False
     for node in range(len(tokens)):
-        mine = laws[node] == POINT
-        for i in range(starts[rows[node]], starts[rows[node] + 1]) if not mine else range(0):
-            mine = mine or (q_ids[i] == tokens[node] and q_probs[i] > 0.0)
+        is_in_q = laws[node] == POINT
+        for i in range(starts[rows[node]], starts[rows[node] + 1]) if not is_in_q else range(0):
+            is_in_q = is_in_q or (q_ids[i] == tokens[node] and q_probs[i] > 0.0)
         for other in range(node) if laws[node] == SWOR else range(0):
             is_sibling = parents[other] == parents[node]
-            mine = mine and not (is_sibling and tokens[other] == tokens[node])
-        if not mine:
+            is_in_q = is_in_q and not (is_sibling and tokens[other] == tokens[node])
+        if not is_in_q:
             return False
     return True
 
 
 @njit(cache=True, nogil=True)
-def plant(
+def fill_forest(
     slots: np.ndarray,
     root: int,
     family: int,
@@ -346,9 +347,9 @@ def plant(
     families: np.ndarray,
     draw: np.ndarray,
 ) -> int:
-    """Writes one tree, whose root has row `root`, from `family` on; returns the next family.
+    """Writes one tree with its root at row `root`, starting at `family`; returns the next family.
 
-    slots [V] is all -1 between calls. `draw` holds the uniforms used before a row's first child.
+    slots [V] is all -1 between calls. draw: number of uniforms used before a row's first child.
     """
     for parent in range(-1, len(tokens)):
         rank = size = 0

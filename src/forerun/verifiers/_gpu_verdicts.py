@@ -1,7 +1,7 @@
 """Verifies a batch of logits on a device, with one copy to the host.
 
-A sampled sequence is verified by `tensor_walk`, a greedy one by the argmax of every row. The same
-copy brings the largest logits of each row, which drafters learn from.
+A sampled sequence is verified by `_gpu.walk`, a greedy one by the argmax of every row. The same
+copy holds the largest logits of each row, which drafters learn from.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from forerun.core.logits import Laws
 from forerun.core.records import Verdict
 from forerun.core.sampling import argmax
 from forerun.core.tree import Tree
-from forerun.verifiers import _gpu as tensor_walk
+from forerun.verifiers._gpu import collect_verdicts, walk_trees
 
 
 @dataclass(frozen=True)
 class TopLogits:
     """Top-K logits of each row of a tree, root first, with their log-normalisers.
 
-    ids [n + 1, K], logits [n + 1, K], falling; sums [n + 1, 2]: logsumexp of the logits less the
-    largest, and of that over the temperature.
+    ids [n + 1, K]; logits [n + 1, K], descending; sums [n + 1, 2]: logsumexp of the logits minus
+    their maximum, at temperature 1 and at that of the request.
     """
 
     ids: np.ndarray
@@ -37,9 +37,10 @@ class TopLogits:
     temperature: float
 
     def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Ids int32 and probabilities float32 [len(nodes), num] of the largest entries, then zeros.
+        """The `num` largest entries, padded with zeros; node -1 is the root.
 
-        is_raw: at temperature 1, not at that of the request. Node -1 is the root.
+        Returns ids int32 and probabilities float32, both [len(nodes), num]. is_raw: probabilities
+        at temperature 1 instead of that of the request.
         """
         rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
         scale = 1.0 if is_raw else 1.0 / self.temperature
@@ -51,9 +52,9 @@ class TopLogits:
 
 
 def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> list[Verdict]:
-    """Verifies sequences with `Laws.is_temperature_only`; sets `Laws.top_logits` where asked.
+    """Verifies sequences with `Laws.is_temperature_only`; sets `Laws.top_logits` if requested.
 
-    Raises as the plain rules do.
+    Raises what the reference rules raise.
     """
     logits = torch.cat([law.rows.logits for law in laws]) if len(laws) > 1 else laws[0].rows.logits
     logits = logits if logits.element_size() >= 4 else logits.float()  # [N, V]
@@ -62,14 +63,14 @@ def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> lis
     extra = HostCopy(logits, laws, sizes)
     p = _probabilities(logits, laws, sizes, drawn)
     own = [trees[i] for i in drawn], [dice[i] for i in drawn]
-    walked, copied = tensor_walk.walked(p, *own, extra.packed)
+    walked, copied = walk_trees(p, *own, extra.packed)
     rows = extra.read(copied)
     found = {
         i: rows.follow(i, trees[i], law) for i, law in enumerate(laws) if law.sampling.is_greedy
     }
     for i, law in enumerate(laws):
         law.top_logits = rows.top_logits(i, law) if law.num_top_logits else None
-    found |= zip(drawn, tensor_walk.settled(walked, p, *own), strict=True)
+    found |= zip(drawn, collect_verdicts(walked, p, *own), strict=True)
     return [found[i] for i in range(len(trees))]
 
 
@@ -81,7 +82,7 @@ def _probabilities(
         return []
     parts = logits.split(sizes)
     scales = {max(laws[i].sampling.temperature, 1e-30) for i in drawn}
-    if len(scales) == 1 and len(drawn) == len(sizes):  # as a rule: few calls for a whole batch
+    if len(scales) == 1 and len(drawn) == len(sizes):  # common: one softmax for the whole batch
         return list((logits / scales.pop()).softmax(-1).split(sizes))
     return [(parts[i] / max(laws[i].sampling.temperature, 1e-30)).softmax(-1) for i in drawn]
 
@@ -95,7 +96,7 @@ class HostCopy:
         self.most = min(max(law.num_top_logits for law in laws), self.vocab)
         parts: list[Tensor] = []
         if any(law.sampling.is_greedy for law in laws):
-            parts += torch.max(logits, -1)  # of equal ones the first
+            parts += torch.max(logits, -1)  # first index on ties
         if self.most:
             top = logits.topk(self.most, -1)
             below = logits - top.values[:, :1]
@@ -106,7 +107,7 @@ class HostCopy:
         self._arrays: list[np.ndarray] = []
 
     def read(self, copied: np.ndarray) -> HostCopy:
-        """Takes apart the numbers [m] that came to the host."""
+        """Unpacks the numbers [m] that were copied to the host."""
         ends = np.cumsum([self.rows * width for width in self.widths])
         pieces = np.split(copied, ends[:-1]) if self.widths else []
         pairs = zip(pieces, self.widths, strict=True)
@@ -114,21 +115,21 @@ class HostCopy:
         return self
 
     def top_logits(self, i: int, law: Laws) -> TopLogits:
-        """Those of one sequence."""
+        """The top-K logits of one sequence."""
         part = slice(self.starts[i], self.starts[i + 1])
         logits, ids, raw, own = (array[part] for array in self._arrays[-4:])
         temperature = 1.0 if law.sampling.is_greedy else max(law.sampling.temperature, 1e-30)
         return TopLogits(ids, logits, np.concatenate([raw, own], 1), temperature)
 
     def follow(self, i: int, tree: Tree, law: Laws) -> Verdict:
-        """The greedy verdict: down while a child holds the argmax of its parent's row."""
+        """The greedy verdict: descends while a child holds the argmax of its parent's row."""
         highest, best = (
             array[self.starts[i] : self.starts[i + 1], 0] for array in self._arrays[:2]
         )
         node, kept = -1, list[int]()
         while True:
             if not math.isfinite(highest[node + 1]):
-                argmax(law.logits(node))  # says what is wrong
+                argmax(law.logits(node))  # raises the error
             token = int(best[node + 1])
             hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
             if not len(hits):
@@ -138,7 +139,7 @@ class HostCopy:
 
 
 def _scaled(logits: Tensor, laws: Many[Laws], sizes: list[int]) -> Tensor:
-    """Logits over each sequence's temperature; greedy ones as they are."""
+    """Logits divided by each sequence's temperature; greedy ones unchanged."""
     scales = [1.0 if s.is_greedy else max(s.temperature, 1e-30) for s in (x.sampling for x in laws)]
     if len(set(scales)) == 1:
         return logits / scales[0]

@@ -1,7 +1,7 @@
-"""Temperature 0: follow the argmax as far as the tree has it.
+"""Greedy verification at temperature 0: follow the argmax as far as the tree contains it.
 
-The law is a unit mass, so whatever the labels, a child is accepted exactly if it is the argmax
-(ties: the lowest id). Stern et al., "Blockwise Parallel Decoding", 2018. Lossless.
+The target distribution is a unit mass, so a child is accepted exactly if it is the argmax (lowest
+id on ties). Stern et al., "Blockwise Parallel Decoding", 2018. Lossless.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Keeps a draft token that is correct, though the target would have said something else.
+"""Judge decoding: also keeps draft tokens that a trained head predicts to be correct.
 
 Bachmann et al., "Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
-Alignment", 2025. A linear head reads the target's hidden row e at a draft token, once the target
-has read it, and tells how likely that token is to be harmless. A token is kept if the standard rule
-keeps it or sigmoid(w e + b) > delta; where neither does, the standard correction follows.
+Alignment", 2025. A linear head reads the target's hidden state e at a draft token and predicts
+the probability that this token is correct. A token is kept if the standard rule keeps it or
+sigmoid(w e + b) > delta. Otherwise the standard correction follows.
 
-Law: NOT kept, except at delta = 1. Tokens that bans and constraints forbid are never kept for the
-head's sake; tokens that top-k or top-p cut off may be. Needs: hidden rows, a head for the target.
+Law: NOT kept, except at delta = 1. The head never keeps tokens that bans or constraints forbid; it
+may keep tokens that top-k or top-p exclude. Needs: hidden states, a head trained for the target.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from forerun.models.paths import located
 from forerun.registry import File
 from forerun.verifiers.base import follow_argmax, reject_recursively
 
-NAME = "heads/judge.safetensors"  # below the model's folder: loaders read all weights in it
+HEAD_FILE = "heads/judge.safetensors"  # in a sub-folder: loaders read all weights of the folder
 TRAIN = "forerun train judge_head"
 
 
 class Judge(Verifier):
-    """head: a file, or folder or name of the target it lies with. delta: None is the head's own."""
+    """head: its file, or the folder or name of its target. delta: None is the head's value."""
 
     needs = frozenset({"hidden"})
     lossless = False
@@ -39,56 +39,56 @@ class Judge(Verifier):
     def __init__(self, *, head: File | Head = "reasoner", delta: float | None = None) -> None:
         if delta is not None and not 0 <= delta <= 1:
             raise ConfigError(
-                f"judge needs 0 <= delta <= 1, got {delta=}; the paper has .5, 1 is the exact rule"
+                f"judge needs 0 <= delta <= 1, got {delta=}; the paper has 0.5, 1 is exact"
             )
         self.head = read_head(head) if isinstance(head, str) else head
         self.delta = self.head.delta if delta is None else delta
-        self.border = logit(self.delta)
+        self.threshold = logit(self.delta)
 
     def bind(self, target: Target) -> None:
         config = getattr(getattr(target, "model", None), "config", None)
         width = getattr(config, "hidden_size", self.head.width)
         if width != self.head.width:
             raise ConfigError(
-                f"the judge's head reads hidden rows of {self.head.width} numbers, the target has "
-                f"{width}; train one for this target ({TRAIN}), or use verifier 'speculative'"
+                f"the judge head has hidden size {self.head.width}, but the target has {width}; "
+                f"train a head for this target ({TRAIN}), or use verifier 'speculative'"
             )
 
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         scores = self.scores(laws) if len(tree) else np.empty(0)
 
-        def waived(node: int) -> bool:
-            above = laws.logits(int(tree.parents[node]))
-            return scores[node] > self.border and above[tree.tokens[node]] > -math.inf
+        def accept_anyway(node: int) -> bool:
+            logits = laws.logits(int(tree.parents[node]))
+            return scores[node] > self.threshold and logits[tree.tokens[node]] > -math.inf
 
         if laws.sampling.is_greedy:
-            return follow_argmax(tree, laws, waived)
-        return reject_recursively(tree, laws, dice, waived)
+            return follow_argmax(tree, laws, accept_anyway)
+        return reject_recursively(tree, laws, dice, accept_anyway)
 
     def scores(self, laws: Laws) -> np.ndarray:
-        """w e + b [n] of all nodes; the row at a node is that of a target that has read it."""
+        """w e + b [n] of all nodes; e of a node is the hidden state after its token."""
         hidden = laws.rows.hidden
         if hidden is None:
             raise ConfigError(
-                "judge reads the target's hidden rows, and this target gave none; use a target "
-                "that has them, or verifier 'speculative'"
+                "judge needs hidden states, but this target returned none; use a target that "
+                "returns them, or verifier 'speculative'"
             )
         return self.head.scores(hidden[1:].float().cpu().numpy())
 
 
 class Head:
-    """weight [d], bias, delta: above which chance a token is kept. float32."""
+    """A linear head: weight [d] and bias in float32; delta: minimum probability to keep a token."""
 
     def __init__(self, weight: np.ndarray, bias: float, delta: float = 0.5) -> None:
         self.weight, self.bias, self.delta = weight, float(bias), float(delta)
         self.width = len(weight)
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
-        """Log-odds [n] of hidden rows [n, d] that their tokens are correct."""
+        """Log-odds [n] that tokens with hidden states [n, d] are correct."""
         return rows @ self.weight + self.bias
 
     def save(self, path: Path) -> None:
-        """Writes what `read_head` reads."""
+        """Writes the file that `read_head` reads."""
         from safetensors.numpy import save_file
 
         tensors: dict[str, np.ndarray] = {
@@ -108,17 +108,17 @@ def logit(chance: float) -> float:
 
 
 def read_head(name: str) -> Head:
-    """The head in a file, or beside a target. Raises ModelError."""
+    """The head in a file or in the folder of a target. Raises ModelError."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     path = Path(located(name)).expanduser()
-    path = path / NAME if path.is_dir() else path
+    path = path / HEAD_FILE if path.is_dir() else path
     try:
         found = load_file(path)
         return Head(found["weight"], found["bias"][0], found["delta"][0])
     except (OSError, SafetensorError, KeyError, IndexError) as cause:
         raise ModelError(
-            f"expected a judge's head in {path}, found none that can be read ({cause}); train one "
-            f"for this target with {TRAIN}, or use verifier 'speculative'"
+            f"cannot read a judge head in {path} ({cause}); train one for this target with "
+            f"{TRAIN}, or use verifier 'speculative'"
         ) from cause

@@ -1,13 +1,13 @@
 """k-SEQ: k i.i.d. drafts tried in turn against p / rho, with the smallest valid rho.
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport", 2023. Each of k drafts from q
-is accepted with probability min(1, p / (rho q)), so one of them is with P = 1 - (1 - beta)^k where
-beta = sum min(q, p / rho). If all fail, a token is drawn from what p is still owed,
-p - min(q, p / rho) P / beta, which is a law exactly if P <= rho beta; rho* is the smallest such
-rho, and P(rho*) is within 1 - 1/e of the best that any rule reaches. Lossless.
+is accepted with probability min(1, p / (rho q)), so P(any is accepted) = P = 1 - (1 - beta)^k with
+beta = sum min(q, p / rho). If all fail, a token is drawn from the residual
+p - min(q, p / rho) P / beta, which is valid exactly if P <= rho beta. rho* is the smallest such
+rho, and P(rho*) is at least 1 - 1/e of the best possible. Lossless.
 
-Needs i.i.d. draws. All drafts that begin with the emitted token, however it came, go on together to
-the next position, where there are fewer of them and rho* is another.
+Needs i.i.d. draws. All drafts that agree with the emitted token continue to the next position,
+where their number and rho* change.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import argmax
 from forerun.core.tree import IID, LAW_NAMES, Proposal, Tree
-from forerun.verifiers.base import NO_MASS, check_mass, flaw, refuse
+from forerun.verifiers.base import NO_MASS, check_mass, draft_error, reject_invalid
 
-PRECISION = 1e-12  # of rho
-SAME_Q = 1e-6  # what rounding may change in a q that was computed twice
+RHO_PRECISION = 1e-12
+MAX_Q_DIFFERENCE = 1e-6  # rounding error between two computations of the same q
 
 
 class KSeq(Verifier):
-    """One search for rho per visited node that has drafts, O(V) and independent of k."""
+    """Searches rho once per visited node with drafts, in O(V) independent of k."""
 
     judges = frozenset({"iid"})
 
@@ -38,7 +38,7 @@ class KSeq(Verifier):
         division_factor(np.ones(1), np.ones(1), 2)
 
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-        alive = [-1]  # nodes of one path: all drafts that agree with what was emitted
+        alive = [-1]  # nodes of all drafts that agree with the emitted tokens
         while True:
             drafts = [child for node in alive for child in tree.children(node)]
             if laws.sampling.is_greedy:
@@ -46,8 +46,8 @@ class KSeq(Verifier):
             else:
                 p = laws[alive[0]]
                 check_mass(float(p.sum()), len(_path(tree, alive[0])))
-                if why := unfit(tree, drafts, len(p)):
-                    refuse(why)
+                if why := iid_error(tree, drafts, len(p)):
+                    reject_invalid(why)
                     drafts = []
                 token = select(p, tree, drafts, dice) if drafts else dice.choice(p)
             agreeing = [draft for draft in drafts if tree.tokens[draft] == token]
@@ -57,15 +57,15 @@ class KSeq(Verifier):
 
 
 class Rule(NamedTuple):
-    """k-SEQ for one pair of laws, on the support of q."""
+    """k-SEQ for one pair p, q."""
 
     rho: float
-    beta: float  # sum min(q, p / rho): one draft against p / rho
-    accepted: float  # that one of k drafts is
+    beta: float  # sum min(q, p / rho): P(one draft is accepted)
+    accepted: float  # P(any of k drafts is accepted)
 
 
 def select(p: np.ndarray, tree: Tree, drafts: list[int], dice: Dice) -> int:
-    """The emitted token: the first draft that is accepted, or one from the residual."""
+    """The emitted token: the first accepted draft, or a draw from the residual."""
     q = tree.q(drafts[0])
     assert q is not None, "i.i.d. nodes carry their q"
     shares = q.probs / q.probs.sum()
@@ -79,7 +79,7 @@ def select(p: np.ndarray, tree: Tree, drafts: list[int], dice: Dice) -> int:
 
 
 def k_seq(p: np.ndarray, q: np.ndarray, k: int, rho: float | None = None) -> Rule:
-    """The rule for k drafts, p and q on the support of q; any rho in [rho*, k] is valid."""
+    """The rule for k drafts; p and q on the support of q; any rho in [rho*, k] is valid."""
     rho = division_factor(p, q, k) if rho is None else rho
     beta = float(np.minimum(q, p / rho).sum())
     return Rule(rho, beta, 1.0 - (1.0 - beta) ** k)
@@ -88,11 +88,11 @@ def k_seq(p: np.ndarray, q: np.ndarray, k: int, rho: float | None = None) -> Rul
 def residual(
     p: np.ndarray, ids: np.ndarray, wanted: np.ndarray, shares: np.ndarray, rule: Rule
 ) -> np.ndarray:
-    """What p [V] is owed after k failures, not normalised; p itself if those had no chance."""
+    """The residual of p [V] after k rejections, not normalised; p if those have probability 0."""
     left = p.astype(np.float64)
     if rule.beta > 0:
-        paid = np.minimum(shares, wanted / rule.rho) * (rule.accepted / rule.beta)
-        left[ids] = np.maximum(wanted - paid, 0.0)
+        covered = np.minimum(shares, wanted / rule.rho) * (rule.accepted / rule.beta)
+        left[ids] = np.maximum(wanted - covered, 0.0)
     return left if left.sum() > NO_MASS else p
 
 
@@ -100,13 +100,12 @@ def residual(
 def division_factor(p: np.ndarray, q: np.ndarray, k: int) -> float:
     """rho*: the root of f(rho) = 1 - (1 - beta)^k - rho beta on [1, k], from above.
 
-    p and q [n] are given on the support of q. f falls, and its sign at the middle of the bracket
-    halves it; a token whose p / q is outside the bracket stays on its side of min(q, p / rho), so
-    only those inside are summed again.
+    p and q [n] are given on the support of q. Bisection, as f is decreasing. A token with p / q
+    outside the bracket stays on its side of min(q, p / rho), so only the others are summed again.
     """
     low, high = 1.0, float(k)
     inside_p, inside_q, n = p.copy(), q.copy(), len(p)
-    capped = part = 0.0  # sums of q and of p over tokens whose min is q, or p / rho, for good
+    capped = part = 0.0  # sums of q and p over tokens outside the bracket
     rho = low
     while True:
         beta = capped + part / rho
@@ -128,32 +127,32 @@ def division_factor(p: np.ndarray, q: np.ndarray, k: int) -> float:
                 inside_p[kept], inside_q[kept] = inside_p[i], inside_q[i]
                 kept += 1
         n = kept
-        if high - low <= PRECISION:
+        if high - low <= RHO_PRECISION:
             return high
         rho = 0.5 * (low + high)
 
 
-def unfit(tree: Tree, drafts: list[int], vocab: int) -> str | None:
+def iid_error(tree: Tree, drafts: list[int], vocab: int) -> str | None:
     """Why the drafts are not i.i.d. draws from one q; None if they are."""
     checked: set[tuple[int, int]] = set()
     for node in drafts:
         if tree.laws[node] != IID:
             law = next(name for name, number in LAW_NAMES.items() if number == tree.laws[node])
-            return f"k_seq judges iid drafts, but node {node} is {law!r}; use grower 'iid'"
+            return f"k_seq needs iid drafts, but node {node} is {law!r}; use grower 'iid'"
         row, token = int(tree.rows[node]), int(tree.tokens[node])
-        if (row, token) not in checked and (why := flaw(tree, node, vocab)):
+        if (row, token) not in checked and (why := draft_error(tree, node, vocab)):
             return why
         if row != tree.rows[drafts[0]] and not is_same(tree.q(node), tree.q(drafts[0])):
-            return f"k_seq judges drafts from one q, but nodes {drafts[0]} and {node} have two"
+            return f"k_seq needs drafts from one q, but nodes {drafts[0]} and {node} differ"
         checked.add((row, token))
     return None
 
 
 def is_same(one: Proposal | None, other: Proposal | None) -> bool:
-    """Whether two proposals are the same law up to rounding."""
+    """Whether two proposals are equal up to rounding."""
     if one is None or other is None or not np.array_equal(one.ids, other.ids):
         return False
-    return bool(np.abs(one.probs - other.probs).max() <= SAME_Q)
+    return bool(np.abs(one.probs - other.probs).max() <= MAX_Q_DIFFERENCE)
 
 
 def _path(tree: Tree, node: int) -> list[int]:

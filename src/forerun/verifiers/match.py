@@ -1,8 +1,8 @@
-"""Draw from the target, then look whether the draft had it: exact for any draft, q not needed.
+"""Match verification: draw from the target and compare with the draft; q is not needed.
 
-At each visited node draw y ~ p; if a child holds y descend, else emit y. Acceptance is p(children),
-which for POINT children is what recursive rejection reaches, and less for drawn ones (sheet of
-verification rules, F4 "naive"). Saxena, prompt lookup decoding, 2023, verifies so. Lossless.
+At each visited node draw y ~ p; if a child holds y descend, else emit y. The acceptance rate is
+p(children): equal to recursive rejection for POINT children, lower for drawn ones. Used by Saxena,
+"Prompt Lookup Decoding", 2023. Lossless.
 """
 
 from __future__ import annotations

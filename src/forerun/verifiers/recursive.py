@@ -1,9 +1,10 @@
-"""Recursive rejection over a tree, written plainly: the oracle of every faster exact verifier.
+"""Recursive rejection over a tree: the reference for every faster exact verifier.
 
-Walk from the root. At a node with target law p, try its children in the order drawn: accept child x
-with probability min(1, p(x) / q(x)), where q is the law of x given that its earlier siblings were
-rejected; after a rejection p becomes norm[(p - q)+]. When no child is left, emit a token from what
-p has become. Every emitted token then has law p: P(accept x) + P(reject) norm[(p - q)+](x) = p(x).
+Walk from the root. At a node with target distribution p, try its children in the order drawn.
+Accept child x with probability min(1, p(x) / q(x)), where q is the distribution of x given that its
+earlier siblings were rejected. After a rejection p becomes norm[(p - q)+]. If no child is accepted,
+draw a token from the last p. Every emitted token then has distribution p, because
+P(accept x) + P(reject) norm[(p - q)+](x) = p(x).
 
 Miao et al., "SpecInfer", 2023; Jeon et al., "Recursive Speculative Decoding", 2024. Lossless.
 """

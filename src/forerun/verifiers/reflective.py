@@ -1,13 +1,13 @@
-"""Lets the target read the draft, think again, and read it once more before it decides.
+"""Reflective verification: the target reads the draft twice, with a reflection text in between.
 
 "Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding", 2025.
-Behind the draft d_1 .. d_n the pass holds a reflection text R and the draft again. With z0 the
-logits in the first copy and zr those in the second, the base rule judges by the law of
-z = (1 - a) z0 + a zr. After the whole draft z0 alone counts. No row of R or of the second copy is
-kept. Of several paths each has an R and a copy of its own, and their zr are averaged.
+The forward pass holds the draft d_1 .. d_n, a reflection text R, and the draft again. With z0 the
+logits in the first copy and zr those in the second, the base rule uses the logits
+z = (1 - a) z0 + a zr. After the whole draft it uses z0. The KV cells of R and of the second copy
+are dropped. Each path of a tree has its own R and second copy; the zr of shared nodes are averaged.
 
-Law: NOT kept, except at a = 0: the fused law depends on the draft. Constraints and sampling
-parameters act on z, once. Needs: n + len(R) - 1 more rows in the pass; any target.
+Law: NOT kept, except at a = 0: the fused distribution depends on the draft. Constraints and
+sampling parameters act once, on z. Needs: n + len(R) - 1 more rows in the pass; any target.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ TEMPLATE = " I will check that step by step and say it again. So"
 
 
 class Reflective(Verifier):
-    r"""weight: a. template: R, with \n for a line break. rule: the base rule.
+    r"""weight: a. template: R, with \n for a line break. rule: the base verifier.
 
-    fusion: of logits, or of probabilities. leaves: paths of a tree that are read again at most.
+    fusion: of logits ("logit") or probabilities ("prob"). leaves: maximum number of paths of a
+    tree that are read twice.
     """
 
     lossless = False
@@ -54,7 +55,7 @@ class Reflective(Verifier):
         if not (0 <= weight <= 1 and fusion in FUSIONS and leaves >= 1):
             raise ConfigError(
                 f"reflective needs 0 <= weight <= 1, fusion {' or '.join(FUSIONS)} and leaves >= 1,"
-                f" got {weight=}, {fusion=}, {leaves=}; try weight=.3"
+                f" got {weight=}, {fusion=}, {leaves=}; try weight=0.3"
             )
         self.weight, self.fusion, self.leaves = weight, fusion, leaves
         self.base: Verifier = registry.make("verifier", rule, tokenizer=tokenizer)
@@ -68,8 +69,8 @@ class Reflective(Verifier):
     def bind(self, target: Target) -> None:
         if self.weight and not self.reflection:
             raise ConfigError(
-                "reflective needs a template of at least one token, and the tokenizer to encode it:"
-                " name it to a model of forerun, generate(verifier='reflective'), or build it,"
+                "reflective needs a template of at least one token and a tokenizer: use"
+                " model.generate(verifier='reflective'), or construct"
                 " Reflective(tokenizer=Tokenizer.load(FOLDER))"
             )
         self.base.bind(target)
@@ -84,7 +85,7 @@ class Reflective(Verifier):
         tokens, parents = list[int](), list[int]()
         for path in self._paths(tree) if self.weight else ():
             if 2 * len(path) - 1 + len(self.reflection) > room:
-                return tree  # no room in the context: this step is judged without
+                return tree  # no room in the context: this step uses the base rule
             again = [*self.reflection, *tree.tokens[path[:-1]].tolist()]
             first = len(tree) + len(tokens)
             parents += [path[-1], *range(first, first + len(again) - 1)]
@@ -94,11 +95,11 @@ class Reflective(Verifier):
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         if laws.rows.probes is None:
             return self.base.verify(tree, laws, dice)
-        rows = Fused(laws.rows, self._seconds(tree), self.weight, self.fusion)
+        rows = FusedRows(laws.rows, self._second_reads(tree), self.weight, self.fusion)
         return self.base.verify(tree, laws.over(rows), dice)
 
     def _paths(self, tree: Tree) -> Iterator[list[int]]:
-        """Nodes of the first paths from below the root to a leaf."""
+        """The first paths from the root to a leaf, as nodes without the root."""
         inner = set(tree.parents.tolist())
         ends = [node for node in range(len(tree)) if node not in inner]
         for node in ends[: self.leaves]:
@@ -108,8 +109,8 @@ class Reflective(Verifier):
                 node = int(tree.parents[node])
             yield path[::-1]
 
-    def _seconds(self, tree: Tree) -> dict[int, list[int]]:
-        """Which probes tell zr of a node; those of the root are the ends of the R."""
+    def _second_reads(self, tree: Tree) -> dict[int, list[int]]:
+        """Indices of the probe rows that hold zr of a node; for the root the last rows of R."""
         found: dict[int, list[int]] = {}
         at = 0
         for path in self._paths(tree):
@@ -120,21 +121,21 @@ class Reflective(Verifier):
         return found
 
 
-class Fused(Rows):
-    """Rows whose nodes with a second reading have z = (1 - a) z0 + a zr, or the same of laws."""
+class FusedRows(Rows):
+    """Rows with z = (1 - a) z0 + a zr (or fused probabilities) at nodes that were read twice."""
 
     def __init__(
-        self, rows: Rows, seconds: dict[int, list[int]], weight: float, fusion: str
+        self, rows: Rows, second_reads: dict[int, list[int]], weight: float, fusion: str
     ) -> None:
         super().__init__(rows.logits, rows.hidden, rows.probes)
-        self.first, self.seconds, self.weight, self.fusion = rows, seconds, weight, fusion
+        self.first, self.second_reads, self.weight, self.fusion = rows, second_reads, weight, fusion
 
     def row(self, node: int) -> np.ndarray:
         z0 = self.first.row(node)
-        again = [self.first.probe(i) for i in self.seconds.get(node, ())]
-        if not again:
+        second = [self.first.probe(i) for i in self.second_reads.get(node, ())]
+        if not second:
             return z0
-        a, zr = self.weight, np.mean(again, axis=0)
+        a, zr = self.weight, np.mean(second, axis=0)
         if self.fusion == "logit":
             return (1 - a) * z0 + a * zr
         with np.errstate(divide="ignore"):  # a probability may be 0

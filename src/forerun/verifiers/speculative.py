@@ -1,7 +1,7 @@
-"""The default verifier: recursive rejection that touches only what a proposal touches.
+"""The default verifier: recursive rejection with compiled, sparse kernels.
 
-The law and, for the same uniforms, the outcome of `recursive` (Miao et al., "SpecInfer", 2023; Jeon
-et al., "Recursive Speculative Decoding", 2024), by the kernels of `_rejection.py`. Lossless.
+For the same uniforms the outcome is that of `recursive` (Miao et al., "SpecInfer", 2023; Jeon et
+al., "Recursive Speculative Decoding", 2024). Uses the kernels of `_rejection.py`. Lossless.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from forerun.core.dice import Dice, SeededDice
 from forerun.core.logits import Laws
 from forerun.core.records import FLOAT32, Verdict
 from forerun.core.tree import EMPTY, Tree
-from forerun.verifiers._rejection import judge, places, walk
-from forerun.verifiers.base import Walk, arrays, reject_recursively
+from forerun.verifiers._rejection import judge_node, scratch_ends, walk
+from forerun.verifiers.base import KernelVerifier, arrays, reject_recursively
 
 NO_NODES = np.empty(0, np.int32)
 
 
-class Speculative(Walk):
-    """One kernel call per tree, or per visited node where a shaper changes the law.
+class Speculative(KernelVerifier):
+    """One kernel call per tree, or per visited node if a shaper changes the distribution.
 
-    tensors: verify a batch with torch where its rows are; None: if that is an accelerator. There,
-    sequences with more than a temperature are verified on the host. One instance serves one thread.
+    tensors: verify a batch with torch on the device of its logits; None: if that is an accelerator.
+    Sequences with more sampling parameters than a temperature are still verified on the host.
+    Not thread-safe.
     """
 
     def __init__(self, *, tensors: bool | None = None) -> None:
         super().__init__()
         self.tensors = tensors
 
-    def judge(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
-        return judge(p, *more)
+    def judge_node(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
+        return judge_node(p, *more)
 
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         if not isinstance(dice, SeededDice):
@@ -47,7 +48,7 @@ class Speculative(Walk):
         probs = np.empty(logits.shape, FLOAT32)
         kept = np.empty(nodes, np.int32) if nodes else NO_NODES
         inverse = 1.0 / max(laws.sampling.temperature, 1e-30)
-        (room,) = self._rooms.get(vocab) or self._room(vocab)
+        (buffer,) = self._buffers_for(vocab)
         count, token, used, mass = walk(
             logits,
             inverse,
@@ -61,26 +62,26 @@ class Speculative(Walk):
             tree.starts,
             tree.q_ids,
             tree.q_probs,
-            room,
+            buffer,
         )
-        if not mass > 0.0:  # a law or a draft is broken; the walk node by node says which
+        if not mass > 0.0:  # p or q is invalid; the walk node by node raises the error
             return super().verify(tree, laws, dice)
         dice.skip(used)
-        nodes_kept = kept[:count].tolist() if count else []
+        nodes_kept = kept[:count].tolist()
         laws.hold([-1, *nodes_kept], probs)
         return Verdict(nodes_kept, token)
 
-    def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify_reference(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         return reject_recursively(tree, laws, dice)
 
     @staticmethod
-    def new_room(vocab: int) -> tuple[np.ndarray]:
-        room = np.zeros(places(vocab)[-1])
-        room[0] = 1.0
-        return (room,)
+    def new_buffers(vocab: int) -> tuple[np.ndarray]:
+        buffer = np.zeros(scratch_ends(vocab)[-1])
+        buffer[0] = 1.0
+        return (buffer,)
 
     def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
-        # all rows of a pass lie in one place
+        # all rows of a forward pass are on one device
         is_away = laws[0].rows.is_away if self.tensors is None else self.tensors
         if not is_away:
             return super().verify_all(trees, laws, dice)
@@ -91,10 +92,10 @@ class Speculative(Walk):
         ]
         if not there:
             return super().verify_all(trees, laws, dice)
-        from forerun.verifiers import _gpu_verdicts as tensor_judge  # compiles kernels of its own
+        from forerun.verifiers import _gpu_verdicts  # loads more kernels
 
         chosen = ([part[i] for i in there] for part in (trees, laws, dice))
-        found = dict(zip(there, tensor_judge.verdicts(*chosen), strict=True))  # type: ignore[arg-type]
+        found = dict(zip(there, _gpu_verdicts.verdicts(*chosen), strict=True))  # type: ignore[arg-type]
         return [
             found[i] if i in found else self.verify(tree, laws[i], dice[i])
             for i, tree in enumerate(trees)
@@ -106,14 +107,14 @@ class Speculative(Walk):
         import torch
 
         if torch.cuda.is_available() if self.tensors is None else self.tensors:
-            from forerun.verifiers import _gpu as tensor_walk
+            from forerun.verifiers import _gpu
 
-            tensor_walk.warm_up()
+            _gpu.warm_up()
 
 
 @cache
 def _warm_up_walk() -> None:
     flat, ints = arrays(EMPTY), np.empty(1, np.int32)
-    room: tuple[np.ndarray, ...] = Speculative.new_room(2)
+    buffers: tuple[np.ndarray, ...] = Speculative.new_buffers(2)
     row, uniforms = np.zeros((1, 2), np.float32), np.full(1, 0.75)
-    walk(row, 1.0, row.copy(), ints, uniforms, *flat, *room)
+    walk(row, 1.0, row.copy(), ints, uniforms, *flat, *buffers)

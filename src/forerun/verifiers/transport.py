@@ -1,14 +1,14 @@
-"""Drawn children first, chosen ones last: optimal for one drawn child among chosen ones.
+"""Transport verification: drawn children are tried before chosen ones.
 
-Hu et al., "Towards Optimal Multi-draft Speculative Decoding", 2025. Accept a drawn child x with
-probability min(1, r(x) / q(x)), r = p at first; a rejection makes r norm[(r - q)+]. Then draw
-y ~ r: if a chosen child holds y go on there, else emit y. As r is what is still owed, the emitted
-token has law p. Chosen tokens E and one draw from a q without E are accepted with probability
-p(E) + sum min(p, q): that is all that a transport from drafts to tokens can reach. Tried in the
-order in which they stand, chosen tokens before the draw, they get p(E) + sum min(p, (1 - p(E)) q).
+Hu et al., "Towards Optimal Multi-draft Speculative Decoding", 2025. Start with r = p. Accept a
+drawn child x with probability min(1, r(x) / q(x)); after a rejection r becomes norm[(r - q)+]. Then
+draw y ~ r: if a chosen child holds y descend to it, else emit y. As r is the residual, the emitted
+token has distribution p. Chosen tokens E and one draw from a q without E are accepted with
+probability p(E) + sum min(p, q), the maximum for any transport from drafts to tokens. Tried in tree
+order, chosen tokens first, the probability is only p(E) + sum min(p, (1 - p(E)) q).
 
-Judges every tree. On chains and where nothing is chosen it is recursive rejection; where all is
-chosen, it accepts as often. Lossless.
+Verifies every tree. It equals recursive rejection if all nodes are drawn, and has the same
+acceptance rate if all are chosen. Lossless.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from forerun.verifiers.base import (
     EMITTED,
     NO_MASS,
     TRIED,
-    Walk,
+    KernelVerifier,
     check_mass,
     conditional,
-    flaw,
+    draft_error,
     mass_of,
-    refuse,
+    reject_invalid,
     residual,
 )
 
 
-class Transport(Walk):
-    """One kernel call per visited node. One instance serves one thread."""
+class Transport(KernelVerifier):
+    """One kernel call per visited node. Not thread-safe."""
 
-    def judge(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
-        return judge(p, *more)
+    def judge_node(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
+        return judge_node(p, *more)
 
-    def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify_reference(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         node, kept = -1, list[int]()
         while True:
             p, chosen = laws[node].astype(np.float64), dict[int, int]()
             check_mass(p.sum(), len(kept))
             for child in tree.children(node):
-                if why := flaw(tree, child, len(p)):
-                    refuse(why)
+                if why := draft_error(tree, child, len(p)):
+                    reject_invalid(why)
                     return Verdict(kept, dice.choice(p))
                 x = int(tree.tokens[child])
                 if tree.laws[child] == POINT:
@@ -70,14 +70,14 @@ class Transport(Walk):
             kept.append(child)
 
     @staticmethod
-    def new_room(vocab: int) -> tuple[np.ndarray, ...]:
-        """r, what it was, marks (0 between calls), sums of blocks."""
+    def new_buffers(vocab: int) -> tuple[np.ndarray, ...]:
+        """r, the previous r, marks (0 between calls), sums of blocks."""
         blocks = (vocab + BLOCK - 1) // BLOCK
         return np.empty(vocab), np.empty(vocab), np.zeros(vocab, np.uint8), np.empty(blocks)
 
 
 @njit(cache=True, nogil=True)
-def judge(
+def judge_node(
     p: np.ndarray,
     node: int,
     uniforms: np.ndarray,
@@ -94,9 +94,9 @@ def judge(
     marks: np.ndarray,
     sums: np.ndarray,
 ) -> tuple[int, int, int, float, int]:
-    """Where the walk goes from `node`: see `Walk`.
+    """One step of the walk from `node`: see `KernelVerifier`.
 
-    `left` holds r, not normalised, once a rejection has changed it.
+    `left` holds r, not normalised, after the first rejection.
     """
     outcome, token, mass, bad, is_changed = EMITTED, 0, 1.0, -1, False
     for child in range(node + 1, len(tokens)):
@@ -159,7 +159,7 @@ def subtract(
     marks: np.ndarray,
     sums: np.ndarray,
 ) -> float:
-    """left becomes (left - scale q)+; returns its mass. Nothing changes if none would be left."""
+    """Replaces left by (left - scale q)+ and returns its mass; no change if that mass is 0."""
     for i in range(len(ids)):
         before[i] = left[ids[i]]
         if not (is_swor and marks[ids[i]] & TRIED):
@@ -169,7 +169,7 @@ def subtract(
         total += mass_of(left[block * BLOCK : (block + 1) * BLOCK])
     if total > NO_MASS * mass:
         return total
-    for i in range(len(ids)):  # p = q up to rounding: that rejection had no chance
+    for i in range(len(ids)):  # p = q up to rounding: rejection has probability 0
         left[ids[i]] = before[i]
     return mass
 

@@ -1,13 +1,13 @@
-"""Typical acceptance: a draft token is kept if the target does not hold it for unlikely.
+"""Typical acceptance: a draft token is kept if its target probability passes a threshold.
 
 Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
-2024. A node is kept if its parent is and p(x) > min(epsilon, delta exp(-H(p))), H the entropy of p
-in nats; of the longest kept paths the likeliest counts, and one more token is drawn from p. The
-lossy baseline: how a draft came by does not matter, so drafts of any law are judged, and the
-drafter's taste shows. At temperature 0 it follows the argmax.
+2024. A node is kept if its parent is kept and p(x) > min(epsilon, delta exp(-H(p))), H the entropy
+of p in nats. The longest kept path is accepted, the most likely one on ties, and one more token is
+drawn from p. q is not used, so any draft can be verified, and the output is biased towards the
+drafter. At temperature 0 it follows the argmax.
 
 Law: NOT kept. One drawn draft gives x with q(x) [x is typical] + q(not typical) p(x) instead of
-p(x); tokens of probability 0 are never kept, so constraints hold.
+p(x). Tokens of probability 0 are never kept, so constraints hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forerun.verifiers.base import check_mass, follow_argmax
 
 
 class Typical(Verifier):
-    """epsilon: the threshold where p is peaked; delta: its scale where p is flat."""
+    """epsilon: the threshold if p is peaked; delta: its scale if p is flat."""
 
     lossless = False
 
@@ -45,34 +45,34 @@ class Typical(Verifier):
         return Verdict(path, dice.choice(p))
 
     def kept(self, tree: Tree, laws: Laws) -> dict[int, float]:
-        """The kept nodes, each with the log-probability of its path."""
-        logps, borders = {-1: 0.0}, dict[int, float]()
+        """The kept nodes with the log-probability of their path."""
+        logps, thresholds = {-1: 0.0}, dict[int, float]()
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             parent = int(parent)
             if parent not in logps:
                 continue
             p = laws[parent]
-            if parent not in borders:
+            if parent not in thresholds:
                 check_mass(float(p.sum()), 0)
-                borders[parent] = self.border(p)
-            if p[token] > borders[parent]:
+                thresholds[parent] = self.threshold(p)
+            if p[token] > thresholds[parent]:
                 logps[node] = logps[parent] + float(np.log(p[token]))
         del logps[-1]
         return logps
 
-    def border(self, p: np.ndarray) -> float:
-        """min(epsilon, delta exp(-H)) of a law [V]: tokens above it are typical."""
+    def threshold(self, p: np.ndarray) -> float:
+        """min(epsilon, delta exp(-H)) for p [V]: tokens above it are typical."""
         return min(self.epsilon, self.delta * float(np.exp(-entropy(p))))
 
 
 def entropy(p: np.ndarray) -> float:
-    """Entropy of a law [V] in nats."""
+    """Entropy of p [V] in nats."""
     held = p[p > 0].astype(np.float64)
     return -float(held @ np.log(held))
 
 
 def best_path(tree: Tree, logps: dict[int, float]) -> list[int]:
-    """From the top down to the deepest kept node, the likeliest of several; ties: the first."""
+    """The path to the deepest kept node; the most likely on ties, then the first."""
     if not logps:
         return []
     node = max(logps, key=lambda n: (int(tree.depths[n]), logps[n], -n))

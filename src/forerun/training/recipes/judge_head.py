@@ -27,7 +27,7 @@ from forerun.training.recipes.base import Recipe
 from forerun.training.renamed import refuse
 from forerun.utils.files import write_atomically
 from forerun.utils.stats import auc
-from forerun.verifiers.judge import NAME, Head
+from forerun.verifiers.judge import HEAD_FILE, Head
 
 PENALTIES = tuple(10.0**k for k in range(-4, 3))  # of the squared norm, per unit of mass
 
@@ -71,7 +71,7 @@ class JudgeHead(Recipe):
 
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
         self.found = found = best(self.labelled(out, watch), self)
-        write_folder(out, lambda part: found.head.save(part / NAME))
+        write_folder(out, lambda part: found.head.save(part / HEAD_FILE))
         return [
             f"head: delta {found.head.delta:.3f}; on {found.correct} correct and {found.mistakes} "
             f"wrong tokens that were used for neither fit nor delta: area under the curve "

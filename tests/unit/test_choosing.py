@@ -68,15 +68,15 @@ def plain_choice(
         part.ravel()[order].cumsum() for part in (factors * made * rates, made, dear)
     )
     passes = cost.at(roots + rows)
-    spent = passes + beside + cost.aside(num, 1) - cost.per_draft
+    spent = passes + beside + cost.overhead(num, 1) - cost.per_draft
     speeds = (num + hoped) / spent
     best = int(speeds.argmax())
-    plain = num / (cost.whole(roots) + cost.aside(num, 0))
+    plain = num / (cost.pass_time(roots) + cost.overhead(num, 0))
     if num + (1 - margin) * hoped[best] <= plain * spent[best]:
         return [0] * len(beliefs), 0.0, 0.0
     taken = order[: best + 1]
     first = roots + int((taken % NODES == 0).sum())
-    per_row = (passes[best] - cost.whole(first)) / max(roots + rows[best] - first, 1)
+    per_row = (passes[best] - cost.pass_time(first)) / max(roots + rows[best] - first, 1)
     sizes = np.bincount(taken // NODES, minlength=len(beliefs))
     return sizes.tolist(), float(per_row), float(speeds[best])
 
@@ -107,8 +107,8 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
         roots,
         np.array(cost.rows, float),
         np.array(cost.seconds),
-        cost.aside(num, 1) - cost.per_draft,
-        num / (cost.whole(roots) + cost.aside(num, 0)),
+        cost.overhead(num, 1) - cost.per_draft,
+        num / (cost.pass_time(roots) + cost.overhead(num, 0)),
         0.2,
     )
     wanted = plain_choice(beliefs, prices, num, roots, cost, 0.2)

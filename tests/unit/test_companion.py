@@ -143,7 +143,7 @@ def test_weights_that_cannot_be_read_are_a_mistake_too(
     name(folder, {"model": "small"})
     with caplog.at_level(logging.WARNING, "forerun"):
         assert not drafts(forerun.load(folder).drafter("auto"))
-    assert "auto goes on without the draft of this model" in caplog.text
+    assert "auto runs without the draft model of this model" in caplog.text
 
 
 def test_a_mistake_in_what_was_asked_for_by_name_is_an_error(folder: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_same_seed_says_the_same_again(
     reasoner: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With drafts of the draft model, whatever other calls have asked for in between."""
-    monkeypatch.setattr(draft_model, "COLD", 0.0)  # beside so small a model it does not pay
+    monkeypatch.setattr(draft_model, "COLD_FACTOR", 0.0)  # beside so small a model it does not pay
 
     def run(plan: str, seed: int | None) -> list[list[int]]:
         options: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 60, "n": 3, "seed": seed}

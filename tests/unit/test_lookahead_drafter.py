@@ -10,7 +10,7 @@ from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, Tree, chain
@@ -150,7 +150,7 @@ def follow(drafter: Lookahead, seq: Sequence, law, plan: Plan, count: int = 1) -
     (tree,) = drafter.propose([seq], [plan], [seq.dice])
     paths = [tree.path(node) for node in range(-1, len(tree))]
     logits = torch.from_numpy(np.log(np.stack([law(seq.tokens + path) for path in paths])))
-    laws = Laws(Rows(logits), seq, tree, ())
+    laws = TargetProbs(Rows(logits), seq, tree, ())
     emitted: list[int] = []
     for _ in range(count):
         emitted.append(int(np.argmax(law(seq.tokens + emitted))))

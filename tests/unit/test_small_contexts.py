@@ -16,7 +16,7 @@ GREEDY = {"temperature": 0, "n": 2, "max_new_tokens": 99, "ignore_eos": True}
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, measured_cost: None) -> None:
-    monkeypatch.setattr(forward, "START", (0.0, 20.0))
+    monkeypatch.setattr(forward, "START_SECONDS", (0.0, 20.0))
 
 
 @pytest.mark.parametrize("context", [2, 3, 8, 16, 32, 64])
@@ -29,7 +29,7 @@ def test_a_small_model_says_all_that_it_has_room_for(
         (found,) = model.generate([[7]], drafter=drafter, **GREEDY)
         results[drafter] = [sample.tokens for sample in found.samples]
         assert not found.stats.failures
-    assert model.target.cost.rows == tuple(sorted(forward.ROWS)), (
+    assert model.target.cost.rows == tuple(sorted(forward.MEASURED_ROWS)), (
         "drafts of every size have a price"
     )
     assert [len(tokens) for tokens in results["none"]] == 2 * [context - 1]

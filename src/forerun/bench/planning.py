@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forerun import __version__
 from forerun.bench import machine
 from forerun.bench.results import Manifest
-from forerun.core.sampling import MOST_SAMPLES, Sampling
+from forerun.core.sampling import MAX_SAMPLES, Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
@@ -105,9 +105,9 @@ def check_asked(asked: Asked) -> None:
     most = max(MOST_THREADS, os.cpu_count() or 1)
     if asked.threads > most:
         raise ConfigError(f"--threads must be at most {most} here, got {asked.threads}")
-    if asked.sampling.n > MOST_SAMPLES:
+    if asked.sampling.n > MAX_SAMPLES:
         raise ConfigError(
-            f"-n must be at most {MOST_SAMPLES} samples of a prompt, got {asked.sampling.n}: all "
+            f"-n must be at most {MAX_SAMPLES} samples of a prompt, got {asked.sampling.n}: all "
             "are held until all are there; take fewer, and more --rounds"
         )
     if asked.rounds > MOST_ROUNDS:

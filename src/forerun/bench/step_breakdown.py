@@ -102,7 +102,7 @@ class Measured:
         self.steps += 1
         self.rows += sum(1 + len(tree) for tree in step.trees)
         self.tokens += sum(map(len, step.emitted))
-        self.away += any(law.rows.is_away for law in step.laws)
+        self.away += any(law.rows.is_on_device for law in step.laws)
 
 
 def budget(

@@ -106,7 +106,7 @@ class Bench:
 
     def _model(self) -> Model:
         """The model of the run; its costs are measured in full before anything is timed."""
-        from forerun.engine.cost.forward import FULL
+        from forerun.engine.cost.forward import FULL_SECONDS
         from forerun.engine.cost.step import cost_of
 
         if self._loaded is None:
@@ -114,7 +114,7 @@ class Bench:
             self._loaded = options.load(
                 asked.model, dtype=asked.dtype, device=asked.device, batch=self.batch
             )
-            cost_of(self._loaded.target, FULL)
+            cost_of(self._loaded.target, FULL_SECONDS)
         return self._loaded
 
     def _twin(self) -> Model:

@@ -19,7 +19,7 @@ from forerun.cli import superposed as superposing
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import Results, notice, painted, print_json, stats_lines
 from forerun.cli.prompts import Job, as_shown, read_jobs
-from forerun.core.sampling import MOST_SAMPLES, Sampling
+from forerun.core.sampling import MAX_SAMPLES, Sampling
 from forerun.errors import ConfigError, UnknownName
 from forerun.utils.signals import delayed_interrupt
 from forerun.utils.text import counted
@@ -204,9 +204,9 @@ def _method(name: str) -> str:
 
 def _check(method: str, given: dict[str, Any]) -> None:
     """Options of one method are no options of the others. Raises ConfigError."""
-    if given["n"] > MOST_SAMPLES:
+    if given["n"] > MAX_SAMPLES:
         raise ConfigError(
-            f"-n must be at most {MOST_SAMPLES}, got {given['n']}: a search holds all its samples "
+            f"-n must be at most {MAX_SAMPLES}, got {given['n']}: a search holds all its samples "
             "until it has chosen; `forerun generate` writes as many as you like, one after the "
             "other"
         )

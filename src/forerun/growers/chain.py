@@ -30,7 +30,7 @@ class Chain(Grower):
             if q is None:
                 break
             reach *= float(q.probs.max())
-            if reach < plan.least:
+            if reach < plan.min_acceptance:
                 break
             token = int(q.ids[dice.choice(q.probs)])
             node = tree.add(token, node, IID, q)

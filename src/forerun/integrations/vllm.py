@@ -30,7 +30,7 @@ import torch
 from forerun import registry
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
@@ -241,7 +241,7 @@ class Proposer(Tap):
                 tree, start = seen.trees[row], seen.starts[row]
                 logits = seen.logits[start : start + len(tree) + 1]
             trees.append(tree)
-            laws.append(Laws(Rows(logits), text.seq, tree, ()))
+            laws.append(TargetProbs(Rows(logits), text.seq, tree, ()))
         verdicts = [Verdict(list(range(len(new) - 1)), new[-1]) for new in news]
         return Step([t.seq for t in texts], [Plan()] * len(texts), trees, laws, verdicts, news)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Adjust, Laws
+from forerun.core.logits import Adjust, TargetProbs
 from forerun.core.records import Sequence, Step
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import EMPTY
@@ -237,7 +237,7 @@ def next_logits(model: Model, prompt: list[int], generated: list[int], sampling:
     with model.target.turns:
         try:
             (rows,) = model.target.forward(ForwardBatch([seq], [EMPTY]))
-            return Laws(rows, seq, EMPTY, (adjust,)).logits(-1)
+            return TargetProbs(rows, seq, EMPTY, (adjust,)).logits(-1)
         finally:
             model.target.release(seq)
 

@@ -29,7 +29,7 @@ class Choice:
 
     def news(self, stops: Stops) -> Piece | None:
         """What became certain since the last call, in whole tokens; None if nothing did."""
-        text, begins = stops.text(self.seq), stops.begins(self.seq)
+        text, begins = stops.text(self.seq), stops.token_starts(self.seq)
         is_final = self.seq.finish is not None
         tokens = self.seq.generated
         if begins and not is_final and any(len(stop) > 1 for stop in self.seq.sampling.stop):

@@ -76,7 +76,7 @@ class Router(Shared):
                 self._judge(step, i)
         methods = self._by_method(step.seqs)
         for name, rows in methods.items():
-            self.by_name[name].observe(step if len(methods) == 1 else step.of(rows))
+            self.by_name[name].observe(step if len(methods) == 1 else step.select(rows))
 
     def finish(self, seq: Sequence) -> None:
         self._part(seq).finish(seq)
@@ -166,7 +166,7 @@ class Plans(Controller):
         shared = set(self._shared.values())
         for controller, own in rows.items():
             is_all = controller in shared or len(own) == len(step.seqs) and not step.leads
-            controller.observe(step if is_all else step.of(own))
+            controller.observe(step if is_all else step.select(own))
 
     def finish(self, seq: Sequence) -> None:
         controller = seq.scratch[self]

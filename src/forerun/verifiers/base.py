@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forerun.core.dice import Dice, SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import argmax
@@ -33,7 +33,9 @@ def nowhere(node: int) -> bool:
     return False
 
 
-def follow_argmax(tree: Tree, laws: Laws, waived: Callable[[int], bool] = nowhere) -> Verdict:
+def follow_argmax(
+    tree: Tree, laws: TargetProbs, waived: Callable[[int], bool] = nowhere
+) -> Verdict:
     """Descends while a child holds the argmax of its parent's shaped logits.
 
     waived: asked of the children where none does; the first that it says yes to is kept.
@@ -50,7 +52,7 @@ def follow_argmax(tree: Tree, laws: Laws, waived: Callable[[int], bool] = nowher
 
 
 def reject_recursively(
-    tree: Tree, laws: Laws, dice: Dice, waived: Callable[[int], bool] = nowhere
+    tree: Tree, laws: TargetProbs, dice: Dice, waived: Callable[[int], bool] = nowhere
 ) -> Verdict:
     """Recursive rejection, dense and in float64: see `forerun.verifiers.recursive`.
 
@@ -157,7 +159,7 @@ class Walk(Verifier):
         """
 
     @abstractmethod
-    def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def plainly(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         """The rule, dense and in float64: what tests enumerate."""
 
     @staticmethod
@@ -165,7 +167,7 @@ class Walk(Verifier):
     def new_room(vocab: int) -> tuple[np.ndarray, ...]:
         """Working memory of the kernel for rows of `vocab` tokens."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if laws.sampling.is_greedy:
             return follow_argmax(tree, laws)
         if not isinstance(dice, SeededDice):

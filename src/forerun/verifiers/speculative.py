@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from forerun.core.dice import Dice, SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import FLOAT32, Verdict
 from forerun.core.tree import EMPTY, Tree
 from forerun.verifiers._rejection import judge, places, walk
@@ -36,7 +36,7 @@ class Speculative(Walk):
     def judge(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
         return judge(p, *more)
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if not isinstance(dice, SeededDice):
             return super().verify(tree, laws, dice)
         logits = laws.unshaped()
@@ -67,10 +67,10 @@ class Speculative(Walk):
             return super().verify(tree, laws, dice)
         dice.skip(used)
         nodes_kept = kept[:count].tolist() if count else []
-        laws.hold([-1, *nodes_kept], probs)
+        laws.set_probs([-1, *nodes_kept], probs)
         return Verdict(nodes_kept, token)
 
-    def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def plainly(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         return reject_recursively(tree, laws, dice)
 
     @staticmethod
@@ -79,10 +79,12 @@ class Speculative(Walk):
         room[0] = 1.0
         return (room,)
 
-    def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
+    def verify_all(
+        self, trees: Many[Tree], laws: Many[TargetProbs], dice: Many[Dice]
+    ) -> list[Verdict]:
         # all rows of a pass lie in one place
-        is_away = laws[0].rows.is_away if self.tensors is None else self.tensors
-        if not is_away:
+        is_on_device = laws[0].rows.is_on_device if self.tensors is None else self.tensors
+        if not is_on_device:
             return super().verify_all(trees, laws, dice)
         there = [
             i

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forerun.core.acceptance_prior import RANKS, Chances, grade
+from forerun.core.acceptance_prior import NUM_RANKS, AcceptanceCounts, grade
 from forerun.core.records import Plan
 from forerun.core.tree import POINT, SWOR, Tree
 from forerun.ngrams.tables.logits.draft_template import Buffers, buffers, run, tree_of
@@ -73,11 +73,11 @@ def grow(
     root: np.ndarray,
     plan: Plan,
     temper: Temper,
-    chances: Chances,
+    chances: AcceptanceCounts,
     uniforms: np.ndarray | None,
     room: np.ndarray,
 ) -> tuple[Tree, int]:
-    """A tree below the context `root`: at most plan.nodes nodes of chances above plan.least.
+    """A tree below context `root`: at most plan.nodes nodes of chances above plan.min_acceptance.
 
     With uniforms, children are drawn without replacement; without, they are the best tokens.
     Returns the tree, with its cells, and how many uniforms were used: one per entry of every q
@@ -93,7 +93,7 @@ def grow(
         root,
         plan.nodes,
         plan.depth,
-        max(0.0, plan.least),
+        max(0.0, plan.min_acceptance),
         chances.hits,
         chances.tries,
         uniforms is not None,
@@ -197,7 +197,7 @@ def fill(
             out.starts[rows] = filled
         token = token_at(near, far, place, order[at, rank] if is_drawn else rank)
         put(out, nodes, token, at - 1, is_drawn, note[ROW])
-        out.cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
+        out.cells[nodes] = note[GRADE] * NUM_RANKS + min(rank, NUM_RANKS - 1)
         new = nodes = nodes + 1
         notes[new] = 0
         left[new], value[new], notes[new, DEPTH] = value[at], 0.0, note[DEPTH] + 1
@@ -260,7 +260,7 @@ def snapshot_at(
 @bare(inline="always")
 def chance(hits: np.ndarray, tries: np.ndarray, row: int, rank: int) -> float:
     """That a child of this rank is accepted, below a q of grade `row`."""
-    cell = row, min(rank, RANKS - 1)
+    cell = row, min(rank, NUM_RANKS - 1)
     return hits[cell] / tries[cell]
 
 

@@ -123,7 +123,7 @@ def test_bad_options_are_refused(options):
 def test_a_missing_head_says_how_to_train_one(tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"no head")
     for name in (tmp_path, tmp_path / "bad.safetensors"):
-        with pytest.raises(ModelError, match=r"expected an acceptance head in .* train one"):
+        with pytest.raises(ModelError, match=r"cannot read an acceptance head from .* train one"):
             AcceptanceHead(head=str(name))
 
 

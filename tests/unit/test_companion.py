@@ -35,7 +35,7 @@ from forerun.models.draft_link import FILE, companion
 from forerun.serving.methods import Methods
 from forerun.verifiers.speculative import Speculative
 
-OTHER = "has another vocabulary than the target"
+OTHER = "have different vocabularies"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_reasoner_comes_with_its_draft(reasoner: Model) -> None:
     assert found[0][0].runner.model.dtype == reasoner.target.model.dtype == torch.float32
     assert "weights" in str(reasoner.drafter("auto").memory_report())
     router = Methods({}, None, **reasoner.offers).router(Speculative())
-    assert drafts(router.parts["auto"].drafter)[0].runner is found[0][0].runner
+    assert drafts(router.by_name["auto"].drafter)[0].runner is found[0][0].runner
     other = forerun.load("reasoner", dtype="bf16")
     assert drafts(other.drafter("auto"))[0].runner.model.dtype == torch.bfloat16
 
@@ -131,7 +131,7 @@ def test_a_mistake_is_said_once_and_decoding_goes_on(
         for spec in ("auto", "auto:scope=group"):
             result = model.generate(["the cat"], temperature=0, max_new_tokens=8, drafter=spec)[0]
             assert result.samples[0].tokens and not drafts(model.drafter(spec))
-    (warning,) = [r.message for r in caplog.records if "draft of this model" in r.message]
+    (warning,) = [r.message for r in caplog.records if "draft model of this model" in r.message]
     assert said in warning
 
 

@@ -257,5 +257,5 @@ def test_greedy_texts_are_plain_greedy_texts(options: dict, nodes: int) -> None:
 
 @pytest.mark.parametrize("options", [{"ngram": 1}, {"window": 0}, {"guesses": 0}])
 def test_bad_options(options: dict) -> None:
-    with pytest.raises(ConfigError, match="the paper's are 5, 7 and 7"):
+    with pytest.raises(ConfigError, match="the paper uses 5, 7 and 7"):
         Lookahead(**options)

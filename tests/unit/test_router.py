@@ -237,7 +237,7 @@ def test_drafts_as_long_as_of_late_decide_what_a_part_would_cost() -> None:
     for nodes in (1, 9):
         for _ in range(300):
             record.add(0, 2, 1.0, nodes)
-        found.append(router._dues(record)[1] - router._dues(record)[0])
+        found.append(router._step_seconds(record)[1] - router._step_seconds(record)[0])
     assert found == pytest.approx([0.2, 1.8], rel=0.01)
 
 

@@ -235,12 +235,12 @@ def test_laws_that_a_verifier_held_are_one_array_and_others_are_not() -> None:
     laws = TargetProbs(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
     plain = TargetProbs(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
     probs = np.stack([plain[node] for node in (-1, 0, 1, 2)])
-    laws.hold([-1, 0], probs)  # with room for more than was visited
+    laws.set_probs([-1, 0], probs)  # with room for more than was visited
     for nodes in ([-1], [-1, 0], [], [0], [-1, 1], [-1, 0, 1], [-1, 0, 2, 1]):
         found = laws.at(nodes)
         assert isinstance(found, np.ndarray) == (nodes in ([-1], [-1, 0], []))
         assert len(found) == len(nodes)
         for node, law in zip(nodes, found, strict=True):
             np.testing.assert_allclose(law, plain[node], rtol=1e-6)
-    other = laws.over(Rows(rows.logits.flip(1)))
+    other = laws.with_rows(Rows(rows.logits.flip(1)))
     assert not np.allclose(other.at([-1])[0], laws[-1])

@@ -27,7 +27,7 @@ LAW = table_law(1)
 @pytest.mark.parametrize("option", ["choice=measured", "refit=true", "update_from=tree"])
 def test_removed_options_are_named(option: str) -> None:
     name = option if option == "choice=measured" else f"option {option.partition('=')[0]}"
-    with pytest.raises(ConfigError, match=f"stand: {name} was removed in this release: .* pay"):
+    with pytest.raises(ConfigError, match=f"stand: {name} was removed in this release"):
         registry.make("drafter", f"stand:{option}")
 
 

@@ -20,13 +20,11 @@ class TokenBounds:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.max_bytes = max_bytes_per_token(tokenizer)
 
-    def least(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """A lower bound on the tokens of `text`."""
-        return (
-            -(-len(text.encode("utf-8", "surrogatepass")) // self.max_bytes)
-            if self.max_bytes
-            else 0
-        )
+        if not self.max_bytes:
+            return 0
+        return -(-len(text.encode("utf-8", "surrogatepass")) // self.max_bytes)
 
 
 def max_bytes_per_token(tokenizer: Tokenizer) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.controllers._tree_size import node_beliefs
+from forerun.controllers._tree_size import node_estimates
 from forerun.core.mixins import priced
 from forerun.core.records import Plan
 from forerun.core.roles import Drafter
@@ -19,7 +19,7 @@ MAX_WEIGHT = 1e9  # of a draft; then all counts are scaled down
 class Acceptance:
     """Acceptance of node i in drafts of at most `nodes` nodes, and the cost of drafting.
 
-    beliefs: [3, nodes + 1], see `node_beliefs`. per_draft, per_node: seconds.
+    estimates: [3, nodes + 1], see `node_estimates`. per_draft, per_node: seconds.
     """
 
     def __init__(self, drafter: Drafter, nodes: int, num_seqs: int) -> None:
@@ -29,7 +29,7 @@ class Acceptance:
         self._weight = 1.0  # of the next draft; it grows, which decays earlier ones
         self._prior = priced(drafter).acceptance_prior(num_seqs)
         self._num_new = 0  # drafts since the last `update`
-        self.beliefs = np.empty((3, nodes + 1))
+        self.estimates = np.empty((3, nodes + 1))
         self.update(num_seqs)
 
     def add(self, allowed: int, size: int, accepted: list[int]) -> None:
@@ -44,11 +44,11 @@ class Acceptance:
         self._num_new += 1
 
     def update(self, num_seqs: int) -> None:
-        """Updates beliefs and costs for steps in which `num_seqs` sequences draft."""
+        """Updates estimates and costs for steps in which `num_seqs` sequences draft."""
         if self._weight > MAX_WEIGHT:
             self._counts /= self._weight
             self._weight = 1.0
-        node_beliefs(self._counts, self._weight, *self._prior, self.beliefs)
+        node_estimates(self._counts, self._weight, *self._prior, self.estimates)
         self._empty, one, many = (
             priced(self.drafter).draft_seconds(n, num_seqs) for n in (0, 1, self.nodes)
         )
@@ -64,7 +64,7 @@ class Acceptance:
 
     def expected(self, size: int) -> float:
         """Expected number of accepted nodes of a draft of `size` nodes."""
-        return float(self.beliefs[2, min(size, self.nodes)])
+        return float(self.estimates[2, min(size, self.nodes)])
 
 
 @dataclass

@@ -16,7 +16,7 @@ PRIOR_TRIALS = 4.0  # trials that the prior of a node counts for
 
 
 @njit(cache=True, nogil=True)
-def node_beliefs(
+def node_estimates(
     counts: np.ndarray, weight: float, first: float, below: float, found: np.ndarray
 ) -> None:
     """Writes [3, N + 1]: acceptance of node i; probability that a draft has node i; expected
@@ -55,7 +55,7 @@ def best_sizes(
         return [], 0.0, 0.0
     prices = [(factor, cost.per_draft + a.per_draft, a.per_node) for factor, a in parts]
     sizes, per_row, speed = choose(
-        np.array([acceptance.beliefs for _, acceptance in parts]),
+        np.array([acceptance.estimates for _, acceptance in parts]),
         np.array(prices),
         num,
         roots,
@@ -70,7 +70,7 @@ def best_sizes(
 
 @njit(cache=True, nogil=True)
 def choose(
-    beliefs: np.ndarray,
+    estimates: np.ndarray,
     prices: np.ndarray,
     num: int,
     roots: int,
@@ -85,17 +85,17 @@ def choose(
     Takes the most probable nodes of all sequences, as many as maximise tokens per second; none if
     drafting is slower with `margin` fewer tokens than expected.
 
-    beliefs [S, 3, N + 1]: see `node_beliefs`. prices [S, 3]: acceptance factor of a sequence,
+    estimates [S, 3, N + 1]: see `node_estimates`. prices [S, 3]: acceptance factor of a sequence,
     seconds per draft and per node. num: sequences of the step, at least S. roots: rows of a pass
     without drafts. rows, seconds: of `Cost`. overhead: seconds of a step with drafts, without its
     pass. plain: tokens per second without drafts.
     """
-    size, nodes = len(beliefs), beliefs.shape[2] - 1
+    size, nodes = len(estimates), estimates.shape[2] - 1
     chances = np.empty(size * nodes)
     for s in range(size):
         least = np.inf
         for i in range(nodes):
-            least = min(least, beliefs[s, 0, i])
+            least = min(least, estimates[s, 0, i])
             chances[s * nodes + i] = -prices[s, 0] * least
     order = np.argsort(chances, kind="mergesort")
     # of the nodes so far: expected tokens and drafting seconds
@@ -103,9 +103,9 @@ def choose(
     made, taken = float(roots), 0  # expected rows; nodes of the best choice
     for k in range(len(order)):
         s, i = order[k] // nodes, order[k] % nodes
-        chance = beliefs[s, 1, i]
+        chance = estimates[s, 1, i]
         made += chance
-        expected += prices[s, 0] * chance * beliefs[s, 0, i]
+        expected += prices[s, 0] * chance * estimates[s, 0, i]
         drafting += chance * prices[s, 2] + (prices[s, 1] if i == 0 else 0.0)
         whole = _pass(made, rows, seconds)
         speed = (num + expected) / (whole + drafting + overhead)

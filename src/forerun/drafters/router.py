@@ -77,8 +77,8 @@ class Record:
             usual = made / sum(map(mul, self.expected_tokens, self.steps))
             usual = max(usual, 1 / min(self.expected_tokens))  # a step makes at least one token
         return [
-            (tokens + PRIOR_STEPS * usual * belief) / (spent + PRIOR_STEPS * base)
-            for tokens, spent, belief, base in zip(
+            (tokens + PRIOR_STEPS * usual * prior) / (spent + PRIOR_STEPS * base)
+            for tokens, spent, prior, base in zip(
                 self.tokens, self.seconds, self.expected_tokens, step_seconds, strict=True
             )
         ]

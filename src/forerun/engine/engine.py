@@ -251,7 +251,7 @@ def check_pair(drafter: Drafter, verifier: Verifier) -> None:
         )
 
 
-NEEDS = {"hidden": "hidden rows", "probes": "rows behind a draft"}
+NEEDS = {"hidden": "hidden rows", "probes": "probe rows"}
 
 
 def check_needs(target: Target, needs: frozenset[str]) -> None:

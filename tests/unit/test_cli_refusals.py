@@ -48,7 +48,7 @@ from forerun.errors import CapacityError
         (["generate", *CAT, "-d", "rsd"], "grower=gumbel --verifier recursive"),
         (["generate", *CAT, "--verifier", "transfer"], "verifiers that work: "),
         (["generate", *CAT, "-d", "auto:run=8,run=9"], "'run' of 'auto' is given twice, as 8"),
-        (["generate", *CAT, "-d", "auto:parts=stand+stand"], "the part 'stand' twice"),
+        (["generate", *CAT, "-d", "auto:parts=stand+stand"], "duplicate part 'stand'"),
         (["generate", *CAT, "-d", "auto:parts=none+stand"], "'none', which drafts nothing"),
         (["generate", *CAT, "--controller", "fixed:nodes=1,nodes=2"], "given twice, as 1 and as 2"),
         (["generate", *CAT, "--logit-bias", "5=1", "--logit-bias", "5=2"], "token 5 twice"),
@@ -271,7 +271,7 @@ def test_draft_with_another_vocabulary(
     refuses: Callable[..., str], tiny: Path, other: Path
 ) -> None:
     spec = f"draft_model:model={other}"
-    assert "vocabulary" in refuses("generate", "-m", tiny, *CAT, "-d", spec)
+    assert "vocabularies" in refuses("generate", "-m", tiny, *CAT, "-d", spec)
 
 
 def test_broken_model_folders(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:

@@ -71,15 +71,15 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("kind", "spec", "said"),
     [
-        ("drafter", "infini:corpus=0", "2 token ids or more, one and what follows it, got (0,)"),
+        ("drafter", "infini:corpus=0", "at least 2 token ids, got (0,)"),
         ("drafter", "infini:corpus=1+2,entries=4097", "entries must be at most 4096"),
         ("drafter", "infini:corpus=1+2,max_support=2147483647", "max_support at most 1048576"),
         ("drafter", "rasd:drafter=stand,longest=-1", "longest at least shortest; got 2, 10 and -1"),
         ("drafter", "rasd:drafter=stand,tokens=0", "shortest and tokens must be at least 1"),
         ("drafter", "aded:iterations=2147483647", "iterations and top of 1 to 10000"),
         ("grower", "monte_carlo:top=10001", "iterations and top of 1 to 10000"),
-        ("grower", "gumbel:branching=1024+1024", "65536 places or fewer, got (1024, 1024)"),
-        ("grower", "greedy_mix:branching=0", "numbers of at least 1"),
+        ("grower", "gumbel:branching=1024+1024", "at most 65536 places in all, got (1024, 1024)"),
+        ("grower", "greedy_mix:branching=0", "integers of at least 1"),
         ("controller", "additive:nodes=1025", "additive needs 0 to 1024 nodes"),
         ("controller", "acceptance_head:most=1025", "1 <= least <= most <= 1024"),
     ],

@@ -318,7 +318,7 @@ def test_merging_prefers_the_later_and_keeps_the_rest() -> None:
     assert merged.arrays["successors"][[4, 5, 6, 9]].ravel().tolist() == [7, 8, 8, UNKNOWN]
     assert merged.counts == {"tokens": 4}  # 0, 4, 5 and 6
     TokenRecycling(entries=1).restore(merged)
-    with pytest.raises(ConfigError, match="has 160 bytes, but the limit"):
+    with pytest.raises(ConfigError, match="expected at least 160 bytes"):
         TokenRecycling.merge([merged], max_bytes=100)
 
 

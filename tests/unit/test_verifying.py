@@ -17,6 +17,7 @@ from forerun.api import Model
 from forerun.core import logits as shaping
 from forerun.core import sampling as sampling_module
 from forerun.core.dice import Dice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows, Verdict
 from forerun.core.roles import Verifier
@@ -263,9 +264,9 @@ def rounding_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     model = forerun.load(str(folder), dtype="bf16", max_seqs=16)
     real, rng = model.target.forward, np.random.default_rng(0)
 
-    def noisy(seqs: Any, trees: Any, needs: Any) -> Any:
-        rows = real(seqs, trees, needs)
-        if not any(len(tree) for tree in trees):
+    def noisy(batch: ForwardBatch) -> Any:
+        rows = real(batch)
+        if not any(len(tree) for tree in batch.trees):
             return rows
         return [Rows(coarse(row.logits), row.hidden) for row in rows]
 

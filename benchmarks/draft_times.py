@@ -33,7 +33,7 @@ import torch
 
 from forerun import registry
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.mixins import parts_of
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter, name_of
@@ -242,7 +242,7 @@ class Teacher:
         self.logits = torch.randn(NODES + ACCEPTED + 1, VOCAB)
         self.before: tuple[np.ndarray, np.ndarray] | None = None  # ids written over, their noise
 
-    def laws(self, seq: Sequence, tree: Tree, nodes: list[int], ahead: np.ndarray) -> Laws:
+    def laws(self, seq: Sequence, tree: Tree, nodes: list[int], ahead: np.ndarray) -> TargetProbs:
         """The laws of a step; those of the accepted nodes are known, as after verification."""
         held = self.logits.numpy()
         if self.before is not None:
@@ -254,7 +254,7 @@ class Teacher:
         rows = held[: len(ids)]
         self.before = ids, np.take_along_axis(rows, ids, axis=1)
         np.put_along_axis(rows, ids, np.log(PROBS, dtype=np.float32)[None] + 17, axis=1)
-        laws = Laws(Rows(self.logits[: len(ids)]), seq, tree, ())
+        laws = TargetProbs(Rows(self.logits[: len(ids)]), seq, tree, ())
         for node in nodes:
             laws[node]
         return laws

@@ -26,7 +26,7 @@ from forerun.assets import embedded
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Verifier
 from forerun.core.sampling import Sampling
@@ -182,7 +182,7 @@ class Pair:
         probed = rule.probe(tree, target.context - len(tokens))
         (rows,) = target.forward(ForwardBatch([seq], [probed], rule.needs))
         target.release(seq)
-        laws = Laws(rows.split(len(tree)), seq, tree, ())
+        laws = TargetProbs(rows.split(len(tree)), seq, tree, ())
         law = np.zeros(target.vocab_size)
 
         def walk(dice: EnumeratedDice) -> tuple[list[int], int]:

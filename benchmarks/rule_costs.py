@@ -25,7 +25,7 @@ from forerun import registry
 from forerun.bench import optimum
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Verifier
 from forerun.core.sampling import Sampling, softmax
@@ -91,7 +91,7 @@ def law_table(vocab: int, rounds: int) -> None:
         seq.sampling = sampling
 
         def look() -> np.ndarray:
-            return Laws(rows, seq, EMPTY, ())[-1]
+            return TargetProbs(rows, seq, EMPTY, ())[-1]
 
         row(name, f"{microseconds(look, rounds):.0f}")
     print()
@@ -116,7 +116,7 @@ def walk_table(vocab: int, rounds: int) -> None:
 
     def whole() -> None:
         tree = next(turns)
-        laws = Laws(rows, seq, tree, ())
+        laws = TargetProbs(rows, seq, tree, ())
         rule.verify(tree, laws, dice)
         visited.append(len(laws._probs))
 

@@ -1,4 +1,4 @@
-"""What a Python user touches: load a model, generate, stream; statistics on every result."""
+"""The Python API: load a model, generate, stream, chat; every result has statistics."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from forerun.engine.safe_drafter import SafeDrafter
 from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.models.generation_config import tell_defaults
+from forerun.models.generation_config import warn_of_defaults
 from forerun.models.paths import dtype_name, located
-from forerun.models.token_bounds import Sizes
+from forerun.models.token_bounds import TokenBounds
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.utils import jit_cache
 
@@ -43,7 +43,7 @@ Samplings = Sampling | Many[Sampling] | None
 
 @dataclass(frozen=True)
 class Result:
-    """All samples of one prompt, and their statistics added up."""
+    """All samples of one prompt, and the sum of their statistics."""
 
     prompt: str | list[int]
     samples: list[Sample]
@@ -59,7 +59,7 @@ class Result:
 class Model:
     """A target and its tokenizer, ready to generate. Made by `forerun.load`.
 
-    Threads may share it: their runs take turns, step by step, and do not become faster by it.
+    Thread-safe: concurrent runs alternate step by step.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Model:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
         self._constraints: dict[str, Shaper] = {}
-        self._making = Lock()  # of drafters: each is made once
-        self._told: set[str] = set()  # verifiers that were warned of
-        self._knows_form = False  # whether the user was warned of a prompt in another form
+        self._making = Lock()  # each drafter is made once
+        self._warned_verifiers: set[str] = set()
+        self._has_warned_of_form = False
 
     def generate(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
     ) -> list[Result]:
         """One Result per prompt. `options` are those of `run`, or fields of Sampling.
 
-        What ends a run early carries the finished samples in its attribute `samples`.
+        An exception has the finished samples in its attribute `samples`.
         """
         run = self.run(prompts, sampling, **options)
         samples: list[Sample] = []
@@ -97,7 +97,7 @@ class Model:
         return results
 
     def chat(self, messages: Messages, sampling: Sampling | None = None, **options: Any) -> Result:
-        """The answers to a conversation, or to one user message. `options` are those of `generate`.
+        """The answer to a conversation or one user message. `options` are those of `generate`.
 
         Raises ModelError if the model has no chat template.
         """
@@ -105,10 +105,10 @@ class Model:
         return self.generate(prompt, sampling, **options)[0]
 
     def chat_prompt(self, messages: Messages) -> str | list[int]:
-        """A conversation as the model is shown it, for `generate`, `stream` and `run`.
+        """The prompt of a conversation by the model's chat template.
 
-        Made by the model's chat template; the embedded models take one problem in their own form.
-        Raises ModelError if the model has no chat template.
+        Embedded models take one problem in their own form. Raises ModelError if the model has no
+        chat template.
         """
         if isinstance(messages, str) and is_embedded(self.name):
             return as_problem(messages)
@@ -117,8 +117,8 @@ class Model:
     def stream(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
     ) -> Iterator[Event]:
-        """Text as it becomes certain. `options` are those of `generate`, but `batch` is 1 unless
-        told: one trajectory after the other, where several at once make more tokens a second.
+        """Yields text as it is generated. `options` are those of `generate`, with `batch=1` by
+        default: one trajectory after the other. A larger batch gives more tokens per second.
         """
         return self.run(prompts, sampling, **{"batch": 1} | options).events()
 
@@ -142,15 +142,14 @@ class Model:
 
         sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object. A
-        drafter learns from run to run. Prompts with a seed learn within their run only, if the
-        drafter is given by a name that was not given to `memory` (and does not say
-        `scope=global`): the same call then drafts the same again.
-        constraint: what changes the model's distribution, likewise by name ("corpus:index=FILE")
-        or as an object; or several, which apply in their order, after those of `shapers`.
-        batch: most sequences that run at once; unless told 16, or fewer where there is no room. A
-        pass over several costs little more than over one, but drafts learn less from each other.
-        tenant: whose prompts these are, for memories that are kept apart by tenant.
-        numbers: those of the prompts in a larger batch, whose randomness they then have.
+        drafter learns from run to run. Seeded prompts use only state learned within their run, so
+        equal calls give equal drafts. Exceptions: a drafter object, a drafter with
+        `scope=global`, and one that is kept by `memory`.
+        constraint: changes the model's distribution; a name ("corpus:index=FILE"), an object, or
+        several, applied in order after `shapers`.
+        batch: max sequences that run at once; default 16, or fewer if memory is short.
+        tenant: owner of the prompts; drafter state is separate for each tenant.
+        numbers: indices of the prompts in a larger batch, which select their random streams.
         overrides: fields of Sampling, such as n=16.
         """
         unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
@@ -163,7 +162,7 @@ class Model:
                 f"batch must be at least 1, a whole number, got {batch!r}; 1 runs one at a time"
             )
         if not isinstance(tenant, str):
-            raise ConfigError(f"tenant must be a string, got {tenant!r}; '' is for one alone")
+            raise ConfigError(f"tenant must be a string, got {tenant!r}; use '' for a single one")
         texts = _as_list(prompts)
         self._check_form(texts)
         given = as_samplings(sampling)
@@ -182,28 +181,36 @@ class Model:
             raise ConfigError(f"numbers of prompts are whole and at least 0, got {numbers!r}")
         given = [replace(s, **overrides) for s in given]
         recorder = Recorder()
-        heard: list[Callable[[Step], None]] = []
+        listeners: list[Callable[[Step], None]] = []
         if any(s.logprobs is not None for s in given):
-            heard.append(record_logprobs)
-        heard += [on_step, recorder] if on_step else [recorder]
+            listeners.append(record_logprobs)
+        listeners += [on_step, recorder] if on_step else [recorder]
         chosen = self.drafter(drafter)
         single = isinstance(constraint, str | Shaper)
         named = [constraint] if single else constraint  # type: ignore[list-item]
         shapers = [*shapers, *map(self.constraint, named)]  # type: ignore[arg-type]
-        engine = self._engine(chosen, verifier, controller, shapers, heard, batch)
-        is_lent = isinstance(drafter, str) and tenant not in getattr(chosen, "kept", ())
-        how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
-        run = Run(self, engine, recorder, texts, given, **how)
+        engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
+        is_kept = not isinstance(drafter, str) or tenant in getattr(chosen, "kept", ())
+        run = Run(
+            self,
+            engine,
+            recorder,
+            texts,
+            given,
+            numbers=numbers,
+            tenant=tenant,
+            forget_after_run=not is_kept,
+        )
         with self.target.turns:
             run.fit(warns=batch is not None)
         return run
 
     def _check_form(self, prompts: list[str | list[int]]) -> None:
-        """Warns once if an embedded model is shown a text that is not in its form."""
-        if self._knows_form or not is_embedded(self.name):
+        """Warns once if a prompt of an embedded model is not in the form of its training data."""
+        if self._has_warned_of_form or not is_embedded(self.name):
             return
         if any(isinstance(text, str) and as_problem(text) != text for text in prompts):
-            self._knows_form = True
+            self._has_warned_of_form = True
             log.warning(
                 "the embedded model learned word problems in one form and answers other text with "
                 "nonsense; use model.chat(text), or load another model"
@@ -218,7 +225,7 @@ class Model:
         listeners: Many[Callable[[Step], None]],
         batch: int | None,
     ) -> Engine:
-        """An engine of these parts, compiled."""
+        """An engine of these parts, with compiled kernels."""
         rule, planner = verifier, controller
         if isinstance(rule, str):
             rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
@@ -227,14 +234,15 @@ class Model:
         _check_role("verifier", rule, Verifier)
         _check_role("controller", planner, Controller)
         check_pair(drafter, rule)
-        if not rule.lossless and name_of(rule) not in self._told:
-            self._told.add(name_of(rule))
+        if not rule.lossless and name_of(rule) not in self._warned_verifiers:
+            self._warned_verifiers.add(name_of(rule))
             log.warning(
-                "verifier %s changes what the model says (docs/laws.md); the default, %s, does not",
+                "verifier %s changes the output distribution (docs/laws.md); the default, %s, does "
+                "not",
                 name_of(rule),
                 registry.VERIFIER,
             )
-        jit_cache.watch(log.warning)  # what the controller measures may be the first to compile
+        jit_cache.watch(log.warning)  # before the controller compiles kernels to measure them
         with self.target.turns:  # controllers measure passes
             engine = Engine(
                 self.target,
@@ -251,25 +259,25 @@ class Model:
             return engine
 
     def twin(self) -> Model:
-        """The same weights with a cache of its own: what runs on one is not found by the other."""
+        """A second model on the same weights, with its own KV cache."""
         return Model(self.target.twin(), self.tokenizer, self.name, self.device)
 
     @cached_property
-    def sizes(self) -> Sizes:
-        """How many tokens a text has at least."""
-        return Sizes(self.tokenizer)
+    def token_bounds(self) -> TokenBounds:
+        """Lower bounds on the number of tokens of a text."""
+        return TokenBounds(self.tokenizer)
 
     @property
     def offers(self) -> dict[str, Any]:
-        """What it has for the drafters that are made for it."""
+        """Arguments for the constructors of drafters."""
         return {"tokenizer": self.tokenizer, "device": self.device, "target": self.target}
 
     def drafter(self, spec: str | Drafter) -> Drafter:
-        """The drafter of a name; the same object for the same text: global memories last."""
+        """The drafter of a name, always the same object for the same string."""
         if not isinstance(spec, str):
             _check_role("drafter", spec, Drafter)
             return spec
-        if spec not in self._drafters:  # who is made already waits for nobody
+        if spec not in self._drafters:
             with self._making:
                 if spec not in self._drafters:
                     self._drafters[spec] = registry.make("drafter", spec, **self.offers)
@@ -289,19 +297,19 @@ class Model:
     def memory(
         self, path: Path | str, *, drafter: str | Drafter = registry.DRAFTER, tenant: str = ""
     ) -> MemoryFile:
-        """What a drafter learns of a tenant, kept in a file: `load`, `save`, or both around `with`.
+        """A file of a drafter's state of one tenant: `load`, `save`, or a `with` block for both.
 
-        The drafter is that of runs which name it by the same text. Within the `with`, or once the
-        file is loaded, it learns from those with a seed, too.
+        It applies to runs with the same drafter string. Within the block, or once the file is
+        loaded, the drafter also keeps what it learns from seeded runs.
         """
         from forerun.state.drafter_files import MemoryFile, origin_of
 
         return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.turns)
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes held by the target's weights, its cache, and every drafter that was used.
+        """Bytes of the target's weights, its cache, and every drafter used.
 
-        What several drafters hold together stands at the first of them.
+        Memory shared by several drafters is reported for the first.
         """
         with self.target.turns:
             report = dict(getattr(self.target, "memory_report", dict)())
@@ -317,7 +325,7 @@ class Model:
 
 
 def _check_role(kind: str, part: Any, role: type) -> None:
-    """Raises ConfigError for what is no part of a kind."""
+    """Raises ConfigError unless `part` is a `role`."""
     if not isinstance(part, role):
         hint = '; drafter="none" decodes without drafts' if kind == "drafter" else ""
         raise ConfigError(
@@ -358,14 +366,14 @@ def _as_prompt(i: int, prompt: Any) -> str | list[int]:
 
 
 def as_samplings(sampling: Samplings) -> list[Sampling]:
-    """A list of what was given; the default if that was nothing. Raises ConfigError."""
+    """Sampling settings as a list; one default if None. Raises ConfigError."""
     if sampling is None:
         return [Sampling()]
     given = list(sampling) if isinstance(sampling, Iterable) else [sampling]
     if not all(isinstance(one, Sampling) for one in given):
         raise ConfigError(
-            f"expected a Sampling, or a list with one for each prompt, got {sampling!r}; several "
-            "prompts go into one list, options by their names, such as temperature=0.6"
+            f"expected a Sampling, or a list with one for each prompt, got {sampling!r}; pass "
+            "several prompts as one list, and options by name, such as temperature=0.6"
         )
     return given
 
@@ -384,13 +392,13 @@ def load(
 
     "reasoner" ships with forerun; `forerun.pull` fetches the others.
 
-    dtype: auto (the checkpoint's), bf16, fp16, fp32, or torch's own. max_seqs: most sequences that
-    may run at once; their cells are allocated as they come. context: shorter than the model's own,
-    to save memory; a longer one is not had, with a warning.
+    dtype: auto (the checkpoint's), bf16, fp16, fp32, or a torch dtype. max_seqs: max sequences
+    that run at once; KV cells are allocated on demand. context: max tokens of a sequence, at most
+    the model's own; a smaller one saves memory.
     weights: "int8" or "int8:128" (a scale per 128 inputs) on a CPU; "int8", "fp8" or "int4" on a
     GPU, by torchao. Quantised weights change the distribution.
-    target: a target built around the model, such as "entropy_switch:small=draft,threshold=1".
-    What the checkpoint says of sampling is told in a warning, and not obeyed.
+    target: a target that wraps the model, such as "entropy_switch:small=draft,threshold=1".
+    Sampling defaults in the checkpoint are not used; a warning names them.
     Raises ModelError with the cause.
     """
     from forerun.models.load import load_target
@@ -405,7 +413,7 @@ def load(
         )
     if target is not None:
         runner = registry.make("target", target, runner, tokenizer=tokenizer, device=device)
-    tell_defaults(path)
+    warn_of_defaults(path)
     return Model(runner, tokenizer, str(model), device)
 
 
@@ -420,14 +428,14 @@ def generate(
 ) -> Result:
     """Samples of one prompt (a text or token ids) in one call; `options` are those of `Model.run`.
 
-    model: what `load` takes, or a Model. The last model that was loaded here is kept for the next
-    call; for many prompts use `Model.generate`.
+    model: as for `load`, or a Model. The last loaded model is kept for the next call. For many
+    prompts use `Model.generate`.
     """
     if isinstance(model, Model):
         if (dtype, device) != ("auto", "auto"):
             raise ConfigError(
-                f"dtype and device are of a model that is to be loaded, and this one is: got "
-                f"{dtype=}, {device=}; give them to forerun.load"
+                f"the model is loaded already, so it cannot take {dtype=}, {device=}; pass them to "
+                "forerun.load"
             )
     else:
         model = _kept(model, dtype_name(dtype), device)

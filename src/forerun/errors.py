@@ -1,9 +1,9 @@
-"""Every exception that forerun raises on purpose.
+"""The exceptions of forerun.
 
-ForerunError                 base: catch this one to catch them all
-├── ConfigError              an option, or a pair of parts, that cannot work (also a ValueError)
-│   ├── UnknownName          no such method or option; names the nearest (also a KeyError)
-│   └── LawError             the target's logits are no law: NaN or infinite
+ForerunError                 base class
+├── ConfigError              an invalid option, or parts that do not fit (also a ValueError)
+│   ├── UnknownName          unknown method or option; suggests the nearest (also a KeyError)
+│   └── LawError             the target's logits are NaN or infinite
 ├── ModelError               a checkpoint or tokenizer that cannot be loaded
 ├── DataError                a prompt file, record or corpus that cannot be read
 └── CapacityError            prompt, context or memory does not fit
@@ -14,12 +14,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-NEAR = 0.7  # of difflib's ratio: a slip in four letters still counts, "eagle" is no "seal"
-SHORT = 2 / 3  # of names of up to three letters, so that a slip in three counts
+MIN_SIMILARITY = 0.7  # difflib ratio of a suggestion: one typo in four letters
+MIN_SIMILARITY_SHORT = 2 / 3  # for names of up to three letters
 
 
 class ForerunError(Exception):
-    """Base of all errors that a user can cause and mend."""
+    """Base class of all errors that a user can cause and fix."""
 
 
 class ConfigError(ForerunError, ValueError):
@@ -33,35 +33,35 @@ class UnknownName(ConfigError, KeyError):
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], listing: str = "") -> UnknownName:
-        """The house message: what came, the nearest known names, or all, where they are listed."""
+        """The error for an unknown name, with the nearest known names or all of them."""
         known = sorted(known)
-        hint = meant(name, known, f"known: {', '.join(known)}")
+        hint = did_you_mean(name, known, f"known: {', '.join(known)}")
         return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
 
 
-def meant(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The question after the nearest known names; `otherwise`, if all are far."""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A suggestion of the nearest known names; `otherwise` if none is similar."""
     near = nearest(name, known)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """What may have been meant, the nearest first; none if all are far."""
+    """Similar known names, the nearest first."""
     pairs = [(one.lower(), one) for one in known]
     lowered = dict.fromkeys(low for low, _ in pairs)
-    cutoff = NEAR if len(name) > 3 else SHORT
+    cutoff = MIN_SIMILARITY if len(name) > 3 else MIN_SIMILARITY_SHORT
     near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=cutoff)
     return [one for found in near for low, one in pairs if low == found]
 
 
 class LawError(ConfigError):
-    """The target's logits are NaN or infinite: its number type or its weights are at fault."""
+    """The target's logits are NaN or infinite: the dtype overflows or the weights are damaged."""
 
 
-def in_a_line(cause: BaseException, most: int = 300) -> str:
-    """What another library's error says, on one line of at most so many characters."""
+def in_a_line(cause: BaseException, max_chars: int = 300) -> str:
+    """The message of an error on one line, cut after `max_chars` characters."""
     words = " ".join(str(cause).split())
-    return words if len(words) <= most else words[:most] + " ..."
+    return words if len(words) <= max_chars else words[:max_chars] + " ..."
 
 
 class ModelError(ForerunError):

@@ -12,7 +12,7 @@ import pytest
 from fakes import table_law
 from forerun import registry
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Verdict
 from forerun.core.roles import Drafter, Verifier
 from forerun.core.tree import Tree
@@ -38,7 +38,7 @@ class Published(Verifier):
     def __init__(self, resamples: bool = True) -> None:
         self.resamples = resamples
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         best = Verdict([], -1)
         leaves = [node for node in range(len(tree)) if not tree.children(node)]
         for leaf in leaves or [-1]:
@@ -49,7 +49,7 @@ class Published(Verifier):
             return best
         return Verdict(best.nodes, dice.choice(laws[best.nodes[-1] if best.nodes else -1]))
 
-    def _agreement(self, tree: Tree, leaf: int, laws: Laws, dice: Dice) -> Verdict:
+    def _agreement(self, tree: Tree, leaf: int, laws: TargetProbs, dice: Dice) -> Verdict:
         path = [leaf]
         while path[-1] >= 0:
             path.append(int(tree.parents[path[-1]]))

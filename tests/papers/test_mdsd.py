@@ -33,13 +33,13 @@ from forerun.verifiers.k_seq import k_seq
 pytestmark = pytest.mark.paper
 
 DRAFTS, POSITIONS, TEMPERATURES = 3, 500, (0.3, 0.7, 1.0)
-Laws = tuple[np.ndarray, np.ndarray]
+TargetProbs = tuple[np.ndarray, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def positions() -> list[Laws]:
+def positions() -> list[TargetProbs]:
     """p [V] and q [V] at temperature 1, along texts that the target wrote."""
-    found: list[Laws] = []
+    found: list[TargetProbs] = []
 
     def hear(step: Step) -> None:
         for tree, laws in zip(step.trees, step.laws, strict=True):
@@ -86,7 +86,7 @@ RULES = {
 }
 
 
-def acceptances(pairs: list[Laws], count: int) -> dict[str, np.ndarray]:
+def acceptances(pairs: list[TargetProbs], count: int) -> dict[str, np.ndarray]:
     """Per rule and position."""
     return {name: np.array([rule(p, q, count) for p, q in pairs]) for name, rule in RULES.items()}
 
@@ -111,7 +111,7 @@ def test_gap_on_the_embedded_pair(positions, temperature: float) -> None:
     assert means["greedy"] > means["optimum with"] + 0.02
 
 
-def noisy(rng: np.random.Generator, temperature: float) -> Laws:
+def noisy(rng: np.random.Generator, temperature: float) -> TargetProbs:
     """The sheet's synthetic pair: normal logits of sd 2.5, and the same with N(0, 1) noise."""
     logits = 2.5 * rng.normal(size=1000)
     both = np.exp(np.array([logits, logits + rng.normal(size=1000)]) / temperature)

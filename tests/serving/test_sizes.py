@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from forerun.models.token_bounds import Sizes, byte_alphabet, most_bytes
+from forerun.models.token_bounds import TokenBounds, byte_alphabet, max_bytes_per_token
 
 LETTERS = sorted(byte_alphabet())
 WORDS = ["ab", "abc", "\u0120abc"]
@@ -33,17 +33,17 @@ def made(normalizer: Any = None, before: Any = None, letters: list[str] = LETTER
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFC()])
 def test_no_text_has_fewer_tokens(normalizer: Any) -> None:
     tokenizer = made(normalizer)
-    sizes = Sizes(tokenizer)
-    assert sizes.most > 0
+    sizes = TokenBounds(tokenizer)
+    assert sizes.max_bytes > 0
 
     @settings(max_examples=300, deadline=None, derandomize=True, database=None)
     @given(st.lists(st.one_of(st.sampled_from(PIECES), st.characters(codec="utf-8"))))
     def check(pieces: list[str]) -> None:
         text = "".join(pieces)
-        assert sizes.least(text) <= len(tokenizer.inner.backend_tokenizer.encode(text).ids)
+        assert sizes.min_tokens(text) <= len(tokenizer.inner.backend_tokenizer.encode(text).ids)
 
     check()
-    assert sizes.least("\u1100\u1161\u11a8" * 1000) >= 100  # and it is of use
+    assert sizes.min_tokens("\u1100\u1161\u11a8" * 1000) >= 100  # and it is of use
 
 
 def split(behaviour: str) -> Any:
@@ -64,11 +64,13 @@ def split(behaviour: str) -> Any:
     ],
 )
 def test_who_may_drop_or_join_text_has_no_bound(tokenizer: Any) -> None:
-    assert most_bytes(tokenizer) == 0 and Sizes(tokenizer).least("a" * 10_000) == 0
+    assert (
+        max_bytes_per_token(tokenizer) == 0 and TokenBounds(tokenizer).min_tokens("a" * 10_000) == 0
+    )
 
 
 def test_a_token_that_takes_the_spaces_around_it_leaves_no_bound() -> None:
     tokenizer = made(before=split("isolated"))
-    assert most_bytes(tokenizer) > 0
+    assert max_bytes_per_token(tokenizer) > 0
     tokenizer.inner.backend_tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    assert most_bytes(tokenizer) == 0
+    assert max_bytes_per_token(tokenizer) == 0

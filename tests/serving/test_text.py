@@ -143,7 +143,7 @@ def test_a_seed_means_the_same_text_in_any_company(reasoner: Served) -> None:
 def test_a_seed_means_the_same_text_where_others_draft() -> None:
     """Nor when others draft: at a larger model's prices drafts pay, and memories hear sooner."""
     model = forerun.load("reasoner")
-    more = {"per_seq": 8e-5, "per_draft": 1.6e-4, "per_look": 1.1e-5, "looking": 1.45e-4}
+    more = {"per_seq": 8e-5, "per_draft": 1.6e-4, "per_empty_draft": 1.1e-5, "fixed_empty": 1.45e-4}
     rows, seconds = (1, 5, 9, 13, 17, 25, 33, 129), (1.94, 1.99, 2.31, 3.03, 3.84, 4.93, 5.91, 22.4)
     model.target.cost = Cost(rows, tuple(each / 1000 for each in seconds), **more)
     with thread(model, name="reasoner", max_seqs=8) as served:

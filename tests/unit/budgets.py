@@ -66,5 +66,5 @@ def extra(cost: Cost, plans: Many[Plan], is_known: bool = True) -> float:
     """What a step takes beyond one of plain decoding, in those; `is_known` as in `one_step`."""
     num, drafts = len(plans), sum(plan.nodes > 0 for plan in plans)
     rows = num + is_known * sum(plan.nodes for plan in plans)
-    aside = cost.aside(num, drafts * is_known, drafts * (not is_known))
-    return (float(cost.at(rows)) + aside) / (float(cost.at(num)) + cost.aside(num, 0)) - 1
+    overhead = cost.overhead(num, drafts * is_known, drafts * (not is_known))
+    return (float(cost.at(rows)) + overhead) / (float(cost.at(num)) + cost.overhead(num, 0)) - 1

@@ -123,7 +123,7 @@ def test_bad_options_are_refused(options):
 def test_a_missing_head_says_how_to_train_one(tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"no head")
     for name in (tmp_path, tmp_path / "bad.safetensors"):
-        with pytest.raises(ModelError, match=r"expected an acceptance head in .* train one"):
+        with pytest.raises(ModelError, match=r"cannot read an acceptance head from .* train one"):
             AcceptanceHead(head=str(name))
 
 
@@ -131,7 +131,7 @@ def test_other_drafters_are_refused():
     controller = AcceptanceHead(head=constant(1.0))
     tree = DraftModel(model=HiddenRunner(table_law(2)), grower="gumbel")  # type: ignore[arg-type]
     for drafter in (registry.make("drafter", "stand"), SafeDrafter(tree)):
-        with pytest.raises(ConfigError, match="reads hidden rows of a draft model's chain"):
+        with pytest.raises(ConfigError, match="needs a draft model that drafts chains"):
             controller.bind(FakeTarget(table_law(1)), drafter)
     chain = DraftModel(model=HiddenRunner(table_law(2)))  # type: ignore[arg-type]
     assert runner_of(SafeDrafter(chain)) is chain.runner
@@ -160,7 +160,7 @@ def test_width_must_fit():
     from forerun.assets import embedded
 
     drafter = DraftModel(model=embedded("draft"))
-    with pytest.raises(ConfigError, match=r"rows of 4 numbers, the draft has 128"):
+    with pytest.raises(ConfigError, match=r"needs hidden size 4, the draft model has 128"):
         AcceptanceHead(head=constant(1.0)).bind(FakeTarget(table_law(1)), drafter)
 
 

@@ -15,7 +15,7 @@ from forerun.core.dice import SeededDice
 from forerun.core.records import Plan, Sequence
 from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, Tree
-from forerun.drafters.aded import Aded, Recall
+from forerun.drafters.aded import Aded, MemorySource
 from forerun.drafters.base import grow
 from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
@@ -182,7 +182,7 @@ def test_compiled_search_equals_the_plain_one(
         drafter.layer().nudge(text[max(0, end - 16) : end])
     fast, plain = (sequence(text, 10, SeededDice(seed)) for _ in range(2))
     ours = drafter.propose([fast], [plan], [fast.dice])[0]
-    oracle = grow([plain], [plan], [plain.dice], Recall(drafter), drafter.grower)[0]
+    oracle = grow([plain], [plan], [plain.dice], MemorySource(drafter), drafter.grower)[0]
     assert ours.tokens.tolist() == oracle.tokens.tolist()
     assert ours.parents.tolist() == oracle.parents.tolist()
     assert fast.dice.uniform() == plain.dice.uniform()  # both used as many

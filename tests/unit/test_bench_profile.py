@@ -109,7 +109,7 @@ def test_patches_are_undone_where_attributes_were_and_were_not() -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "stand", "prompt_lookup"])
 def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) -> None:
-    classes = Linear, GatedMLP, RMSNorm, Pass, logits.Laws
+    classes = Linear, GatedMLP, RMSNorm, Pass, logits.TargetProbs
     before = [dict(vars(cls)) for cls in classes]
     sampling = Sampling(n=2, temperature=0.7, max_new_tokens=12, seed=0, ignore_eos=True)
     found = profile(model, PROMPT, sampling, Parts(drafter), rounds=2)

@@ -51,7 +51,7 @@ def test_a_broken_law_is_an_error(verifier: str, temperature: float) -> None:
     grower = next(g for g in (Gumbel(), Iid()) if g.labels <= rule.judges)
     banned = Sampling(temperature=temperature, banned_tokens=(0, 1, 2))
     cases = {
-        "no token is left": (ConfigError, TARGET, banned),
+        "no token is allowed": (ConfigError, TARGET, banned),
         "expected a finite number": (LawError, nan_after_two, Sampling(temperature=temperature)),
     }
     for message, (kind, law, sampling) in cases.items():

@@ -42,7 +42,9 @@ def test_a_jump_in_the_curve_does_not_hold_plans_below_it_for_ever() -> None:
 
 @pytest.mark.parametrize("num", [1, 4, 16])
 @pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize("cost", [STEEP, Cost((1, 257), (1.0, 60.0), per_look=0.05, looking=0.2)])
+@pytest.mark.parametrize(
+    "cost", [STEEP, Cost((1, 257), (1.0, 60.0), per_empty_draft=0.05, fixed_empty=0.2)]
+)
 def test_drafts_that_never_pay_lose_the_credit_and_a_share(
     cost: Cost, is_known: bool, num: int
 ) -> None:
@@ -54,7 +56,11 @@ def test_drafts_that_never_pay_lose_the_credit_and_a_share(
         looks = sum(plan.nodes <= 0 and plan.learns for plan in plans)
         lost += extra(cost, plans, is_known)
         if not any(plan.nodes for plan in plans):
-            lost += LEARN_PRICE * cost.vain(looks) / (cost.whole(num) + cost.aside(num, 0))
+            lost += (
+                LEARN_PRICE
+                * cost.empty_draft_seconds(looks)
+                / (cost.pass_time(num) + cost.overhead(num, 0))
+            )
     one_draft = extra(cost, [Plan(budget.nodes)] * num, is_known)
     assert lost <= CREDIT_STEPS + PROBE_SHARE * count + one_draft
 
@@ -67,7 +73,7 @@ def test_it_comes_back_when_drafts_begin_to_be_accepted() -> None:
 
 def test_empty_drafts_come_at_growing_distances_and_learning_goes_on() -> None:
     longest = 8
-    budget, seqs = bound(Cost(FLAT.rows, FLAT.seconds, looking=longest * PROBE_SHARE)), texts(1)
+    budget, seqs = bound(Cost(FLAT.rows, FLAT.seconds, fixed_empty=longest * PROBE_SHARE)), texts(1)
     plans = [one_step(budget, seqs, 0, is_known=False)[0] for _ in range(30)]
     looks = np.flatnonzero([plan.nodes > 0 for plan in plans])
     assert np.diff(looks).tolist()[:5] == [1, 2, 4, 8, 8]
@@ -91,8 +97,8 @@ def test_a_sequence_that_fails_rests_among_those_that_draft() -> None:
 
 
 def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
-    assert 0 < steps(bound(Cost((1, 65), (1.0, 4.0))), 3, 300)[-1].least < 0.3
-    assert steps(bound(FLAT), 3, 300)[-1].least == 0.0
+    assert 0 < steps(bound(Cost((1, 65), (1.0, 4.0))), 3, 300)[-1].min_acceptance < 0.3
+    assert steps(bound(FLAT), 3, 300)[-1].min_acceptance == 0.0
 
 
 class Priced(Free):

@@ -30,6 +30,6 @@ def test_it_ends_where_a_token_would_hardly_be_reached_and_accepted(
     drafter = Grown(TableSource(law), Chain())
     for seed in range(20):
         seq = sequence((0, 1), 9, SeededDice(seed))
-        (tree,) = drafter.propose([seq], [Plan(6, 6, least=least)], [seq.dice])
+        (tree,) = drafter.propose([seq], [Plan(6, 6, min_acceptance=least)], [seq.dice])
         assert len(tree) == length, "whatever tokens were drawn"
         assert (tree.laws == IID).all()

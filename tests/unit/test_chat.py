@@ -220,7 +220,7 @@ def test_a_drafter_that_cannot_draft_is_refused_at_once(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = terminal(chat, "/drafter draft_model:model=draft", "/stats", monkeypatch=monkeypatch)
-    assert "the draft has another vocabulary than the target" in said
+    assert "the draft and the target have different vocabularies" in said
     assert chat.drafter == "prompt_lookup"
 
 

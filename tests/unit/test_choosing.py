@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.controllers._acceptance import DECAY, MAX_WEIGHT, Acceptance
-from forerun.controllers._tree_size import PRIOR_TRIALS, choose, node_beliefs
+from forerun.controllers._tree_size import PRIOR_TRIALS, choose, node_estimates
 from forerun.core.mixins import Priced
 from forerun.core.records import Cost
 from forerun.core.roles import Drafter
@@ -17,7 +17,7 @@ Drafts = list[tuple[int, int, list[int]]]  # asked, made, accepted
 
 def believe(counts: np.ndarray, weight: float, first: float, below: float) -> np.ndarray:
     found = np.full(counts.shape, np.nan)
-    node_beliefs(counts, weight, first, below, found)
+    node_estimates(counts, weight, first, below, found)
     return found
 
 
@@ -37,7 +37,7 @@ def counted(given: Drafts) -> Acceptance:
     return counts
 
 
-def plain_beliefs(given: Drafts, first: float, below: float) -> np.ndarray:
+def plain_estimates(given: Drafts, first: float, below: float) -> np.ndarray:
     """[3, NODES + 1], from arrays that fade draft by draft."""
     asked, tries, hits = (np.zeros(NODES) for _ in range(3))
     for most, size, accepted in given:
@@ -56,9 +56,9 @@ def plain_beliefs(given: Drafts, first: float, below: float) -> np.ndarray:
 
 
 def plain_choice(
-    beliefs: np.ndarray, prices: np.ndarray, num: int, roots: int, cost: Cost, margin: float
+    estimates: np.ndarray, prices: np.ndarray, num: int, roots: int, cost: Cost, margin: float
 ) -> tuple[list[int], float, float]:
-    rates, made = beliefs[:, 0, :NODES], beliefs[:, 1, :NODES]
+    rates, made = estimates[:, 0, :NODES], estimates[:, 1, :NODES]
     factors, each, per_node = prices[:, :1], prices[:, 1], prices[:, 2:]
     dear = made * per_node
     dear[:, 0] += each
@@ -68,16 +68,16 @@ def plain_choice(
         part.ravel()[order].cumsum() for part in (factors * made * rates, made, dear)
     )
     passes = cost.at(roots + rows)
-    spent = passes + beside + cost.aside(num, 1) - cost.per_draft
+    spent = passes + beside + cost.overhead(num, 1) - cost.per_draft
     speeds = (num + hoped) / spent
     best = int(speeds.argmax())
-    plain = num / (cost.whole(roots) + cost.aside(num, 0))
+    plain = num / (cost.pass_time(roots) + cost.overhead(num, 0))
     if num + (1 - margin) * hoped[best] <= plain * spent[best]:
-        return [0] * len(beliefs), 0.0, 0.0
+        return [0] * len(estimates), 0.0, 0.0
     taken = order[: best + 1]
     first = roots + int((taken % NODES == 0).sum())
-    per_row = (passes[best] - cost.whole(first)) / max(roots + rows[best] - first, 1)
-    sizes = np.bincount(taken // NODES, minlength=len(beliefs))
+    per_row = (passes[best] - cost.pass_time(first)) / max(roots + rows[best] - first, 1)
+    sizes = np.bincount(taken // NODES, minlength=len(estimates))
     return sizes.tolist(), float(per_row), float(speeds[best])
 
 
@@ -94,45 +94,45 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cost, num = some_cost(rng), int(rng.integers(1, 17))
     given = [drafts(rng, int(rng.integers(0, 300))) for _ in range(num)]
-    beliefs = np.array([counted(one).beliefs for one in given])
+    estimates = np.array([counted(one).estimates for one in given])
     hope = Priced().acceptance_prior()
-    np.testing.assert_allclose(beliefs, [plain_beliefs(one, *hope) for one in given], rtol=1e-9)
+    np.testing.assert_allclose(estimates, [plain_estimates(one, *hope) for one in given], rtol=1e-9)
     prices = rng.uniform([0.3, 0.0, 0.0], [2.0, 0.1, 0.02], (num, 3))
     num += int(rng.integers(0, 3))
     roots = num - int(rng.integers(0, num)) if seed % 2 else num  # some texts are the same
     sizes, per_row, speed = choose(
-        beliefs,
+        estimates,
         prices,
         num,
         roots,
         np.array(cost.rows, float),
         np.array(cost.seconds),
-        cost.aside(num, 1) - cost.per_draft,
-        num / (cost.whole(roots) + cost.aside(num, 0)),
+        cost.overhead(num, 1) - cost.per_draft,
+        num / (cost.pass_time(roots) + cost.overhead(num, 0)),
         0.2,
     )
-    wanted = plain_choice(beliefs, prices, num, roots, cost, 0.2)
+    wanted = plain_choice(estimates, prices, num, roots, cost, 0.2)
     assert sizes.tolist() == wanted[0]
     assert (per_row, speed) == pytest.approx(wanted[1:], rel=1e-9)
 
 
-def chosen(beliefs: np.ndarray, prices: list[list[float]], row: float) -> list[int]:
+def chosen(estimates: np.ndarray, prices: list[list[float]], row: float) -> list[int]:
     """Of passes that cost 1 and so much for every row more."""
     curve = np.array([1.0, 101.0]), np.array([1.0, 1.0 + 100 * row])
     num = len(prices)
-    return choose(beliefs, np.array(prices), num, num, *curve, 0.0, 1.0, 0.2)[0].tolist()
+    return choose(estimates, np.array(prices), num, num, *curve, 0.0, 1.0, 0.2)[0].tolist()
 
 
 def test_it_drafts_where_rows_are_cheap_and_not_where_they_are_dear() -> None:
-    beliefs = np.array([believe(np.zeros((3, NODES + 1)), 1.0, 0.5, 0.8)])
+    estimates = np.array([believe(np.zeros((3, NODES + 1)), 1.0, 0.5, 0.8)])
     one = [1.0, 0.0, 0.0]
-    assert chosen(beliefs, [one], 0.0) == [NODES]
-    few = chosen(beliefs, [one], 0.1)[0]
+    assert chosen(estimates, [one], 0.0) == [NODES]
+    few = chosen(estimates, [one], 0.1)[0]
     assert 0 < few < NODES
     # 1 + .5 + .4 + ... tokens of 1 + .1 N seconds: the best N, one by one
-    speeds = [(1 + beliefs[0, 2, n]) / (1 + 0.1 * n) for n in range(NODES + 1)]
+    speeds = [(1 + estimates[0, 2, n]) / (1 + 0.1 * n) for n in range(NODES + 1)]
     assert few == int(np.argmax(speeds))
-    assert chosen(beliefs, [one], 0.6) == [0]
+    assert chosen(estimates, [one], 0.6) == [0]
 
 
 def test_of_equally_likely_nodes_those_of_the_first_sequence_come_first() -> None:
@@ -144,14 +144,14 @@ def test_of_equally_likely_nodes_those_of_the_first_sequence_come_first() -> Non
 
 
 def test_a_single_node_is_enough_of_a_tree() -> None:
-    beliefs = np.array([believe(np.zeros((3, 2)), 1.0, 0.5, 0.8)])
-    assert chosen(beliefs, [[1.0, 0.0, 0.0]], 0.01) == [1]
+    estimates = np.array([believe(np.zeros((3, 2)), 1.0, 0.5, 0.8)])
+    assert chosen(estimates, [[1.0, 0.0, 0.0]], 0.01) == [1]
 
 
 @pytest.mark.parametrize("price", [np.inf, np.nan])
 def test_a_drafter_of_no_price_drafts_nothing(price: float) -> None:
-    beliefs = np.array([believe(np.zeros((3, NODES + 1)), 1.0, 0.5, 0.8)])
-    assert chosen(beliefs, [[1.0, price, 0.0]], 0.0) == [0]
+    estimates = np.array([believe(np.zeros((3, NODES + 1)), 1.0, 0.5, 0.8)])
+    assert chosen(estimates, [[1.0, price, 0.0]], 0.0) == [0]
 
 
 def test_counts_of_more_nodes_than_there_may_be_and_of_many_drafts() -> None:
@@ -159,7 +159,7 @@ def test_counts_of_more_nodes_than_there_may_be_and_of_many_drafts() -> None:
     for _ in range(20_000):
         counts.add(9, 9, [0])
     counts.update(1)
-    assert np.isfinite(counts.beliefs).all() and counts.beliefs[0, 0] > 0.5
+    assert np.isfinite(counts.estimates).all() and counts.estimates[0, 0] > 0.5
 
 
 def test_weights_that_grow_large_are_scaled_down() -> None:
@@ -171,7 +171,7 @@ def test_weights_that_grow_large_are_scaled_down() -> None:
             scaled.update(1)
     scaled.update(1)
     assert DECAY ** -len(given) > MAX_WEIGHT
-    np.testing.assert_allclose(scaled.beliefs, counted(given).beliefs, rtol=1e-9)
+    np.testing.assert_allclose(scaled.estimates, counted(given).estimates, rtol=1e-9)
 
 
 def test_nothing_counted_is_what_is_hoped() -> None:

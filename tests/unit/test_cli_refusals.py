@@ -139,7 +139,7 @@ EARLY = {
     "-d stand:context=-3": "context must be a length or lengths in 1..32, got -3",
     "-d suffix:min_prob=2": "min_prob",
     "-d fuse:parts=suffix+x": "'x'",
-    "-d rasd": "rasd needs a draft to add to",
+    "-d rasd": "rasd needs either a model or a drafter",
     "-d infini": "infini",
     "-d infini:index=nope": "index of drafter 'infini': there is no file or folder nope",
     "-d sam:corpus=nope": "corpus of drafter 'sam': there is no file or folder nope",
@@ -271,7 +271,7 @@ def test_draft_with_another_vocabulary(
     refuses: Callable[..., str], tiny: Path, other: Path
 ) -> None:
     spec = f"draft_model:model={other}"
-    assert "vocabulary" in refuses("generate", "-m", tiny, *CAT, "-d", spec)
+    assert "vocabularies" in refuses("generate", "-m", tiny, *CAT, "-d", spec)
 
 
 def test_broken_model_folders(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:

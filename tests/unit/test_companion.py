@@ -35,7 +35,7 @@ from forerun.models.draft_link import FILE, companion
 from forerun.serving.methods import Methods
 from forerun.verifiers.speculative import Speculative
 
-OTHER = "has another vocabulary than the target"
+OTHER = "have different vocabularies"
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_mistake_is_said_once_and_decoding_goes_on(
         for spec in ("auto", "auto:scope=group"):
             result = model.generate(["the cat"], temperature=0, max_new_tokens=8, drafter=spec)[0]
             assert result.samples[0].tokens and not drafts(model.drafter(spec))
-    (warning,) = [r.message for r in caplog.records if "draft of this model" in r.message]
+    (warning,) = [r.message for r in caplog.records if "draft model of this model" in r.message]
     assert said in warning
 
 
@@ -143,7 +143,7 @@ def test_weights_that_cannot_be_read_are_a_mistake_too(
     name(folder, {"model": "small"})
     with caplog.at_level(logging.WARNING, "forerun"):
         assert not drafts(forerun.load(folder).drafter("auto"))
-    assert "auto goes on without the draft of this model" in caplog.text
+    assert "auto runs without the draft model of this model" in caplog.text
 
 
 def test_a_mistake_in_what_was_asked_for_by_name_is_an_error(folder: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_same_seed_says_the_same_again(
     reasoner: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With drafts of the draft model, whatever other calls have asked for in between."""
-    monkeypatch.setattr(draft_model, "COLD", 0.0)  # beside so small a model it does not pay
+    monkeypatch.setattr(draft_model, "COLD_FACTOR", 0.0)  # beside so small a model it does not pay
 
     def run(plan: str, seed: int | None) -> list[list[int]]:
         options: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 60, "n": 3, "seed": seed}

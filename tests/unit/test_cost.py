@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,8 +52,8 @@ class Timed(FakeTarget):
         """It is the only clock that is read, and its seconds are not long ones."""
         for module in (passes, cost, stats):
             monkeypatch.setattr(module, "perf_counter", lambda: self.clock)
-        monkeypatch.setattr(passes, "START", (0.0, math.inf))
-        monkeypatch.setattr(cost, "SLOW", math.inf)
+        monkeypatch.setattr(passes, "START_SECONDS", (0.0, math.inf))
+        monkeypatch.setattr(cost, "MAX_PASS_SECONDS", math.inf)
 
 
 class Recording(Timed):
@@ -78,21 +79,20 @@ class Shaped(FakeTarget):
 
 def test_seconds_that_are_looked_up_are_those_of_their_own_curve() -> None:
     curve, other = Cost((1, 4), (1.0, 2.5)), Cost((1, 4), (1.0, 4.0))
-    for one in (curve, other, curve.drafted(2.0)):
-        assert [one.whole(n) for n in range(1, 9)] == one.at(np.arange(1, 9)).tolist()
-    assert curve.drafted(2.0)._known is curve._known, "computed once"
+    for one in (curve, other, replace(curve, per_draft=2.0)):
+        assert [one.pass_time(n) for n in range(1, 9)] == one.at(np.arange(1, 9)).tolist()
 
 
 def test_a_measured_curve_rises_and_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(passes, "START", (0.0, 20.0))
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 20.0))
     first = cost_of(Shaped(table_law(1)))
     assert first.rows[0] == 1 and list(first.seconds) == sorted(first.seconds)
     assert first.seconds[0] > 0
     file = next((tmp_path / "costs").iterdir())
-    monkeypatch.setattr(passes, "HOLDS", 0.0)  # however much faster the machine is by now
+    monkeypatch.setattr(passes, "MIN_CHECK_RATIO", 0.0)  # however much faster the machine is by now
     assert cost_of(Shaped(table_law(1))) == first  # read, not measured again
     file.write_text("{")
     assert cost_of(Shaped(table_law(1))).rows == first.rows
@@ -131,7 +131,7 @@ def test_a_pass_is_as_fast_as_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> N
 
     target = Hit(table_law(1))
     target.show(monkeypatch)
-    assert list(curve_of(target).seconds) == [3.0] * len(passes.ROWS)
+    assert list(curve_of(target).seconds) == [3.0] * len(passes.MEASURED_ROWS)
 
 
 def test_a_slow_target_is_measured_in_part_and_the_rest_at_later_starts(
@@ -146,7 +146,7 @@ def test_a_slow_target_is_measured_in_part_and_the_rest_at_later_starts(
     def rows_of_a_start() -> tuple[int, ...]:
         target = Slow(table_law(1))
         target.show(monkeypatch)
-        monkeypatch.setattr(passes, "START", (0.0, 9.0))
+        monkeypatch.setattr(passes, "START_SECONDS", (0.0, 9.0))
         found = curve_of(target).rows
         assert target.clock < 2 + 9 + 3 + 3, "prefill, the limit, a pass over it, slack"
         return found
@@ -154,7 +154,7 @@ def test_a_slow_target_is_measured_in_part_and_the_rest_at_later_starts(
     seen = [rows_of_a_start() for _ in range(6)]
     assert seen[0] == (1, 5, 17, 65)
     assert all(set(seen[i]) < set(seen[i + 1]) for i in range(3))
-    assert set(seen[-1]) == set(passes.ROWS)
+    assert set(seen[-1]) == set(passes.MEASURED_ROWS)
 
 
 def test_a_target_too_slow_for_two_passes_gets_a_curve_that_drafts_nothing(
@@ -162,7 +162,7 @@ def test_a_target_too_slow_for_two_passes_gets_a_curve_that_drafts_nothing(
 ) -> None:
     target = Timed(table_law(1))
     target.show(monkeypatch)
-    monkeypatch.setattr(passes, "START", (0.0, 1.0))
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 1.0))
     assert curve_of(target) == Cost((1, 2), (2.0, 4.0))
 
 
@@ -207,12 +207,12 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(passes, "START", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
     assert cost_of(Shaped(table_law(1))).rows
 
 
 def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "START", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
 
     class Target(FakeTarget):
         cost = None
@@ -234,14 +234,14 @@ def test_texts_of_the_measurement_differ(vocab: int) -> None:
     """Equal ones would share their rows."""
     target = FakeTarget(table_law(1))
     target.vocab_size = vocab
-    texts = [passes.some_text(target, 16, i) for i in range(128)]
+    texts = [passes.dummy_tokens(target, 16, i) for i in range(128)]
     assert len(set(map(tuple, texts))) == 128
     assert all(len(text) == 16 and 0 < min(text) <= max(text) < vocab for text in texts)
 
 
 def test_all_texts_of_a_measurement_are_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model of billions on two cores the pass over 400 tokens takes a quarter of a minute."""
-    monkeypatch.setattr(passes, "START", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
     new = Counter[Sequence]()
 
     class Target(FakeTarget):
@@ -258,13 +258,13 @@ def test_all_texts_of_a_measurement_are_few_tokens(monkeypatch: pytest.MonkeyPat
 
     nums = [list[int]()]
     cost_of(Target(table_law(1)))
-    assert [len(num) for num in nums] == [1, cost.SEQS, cost.SEQS, 0]
-    assert max(map(sum, nums)) <= passes.PREFIX
+    assert [len(num) for num in nums] == [1, cost.MEASURED_SEQS, cost.MEASURED_SEQS, 0]
+    assert max(map(sum, nums)) <= passes.PREFIX_TOKENS
 
 
 def test_trees_of_the_measurement_have_the_wanted_size() -> None:
     for nodes in (0, 1, 6, 64):
-        tree: Tree = passes.bush(nodes, 3)
+        tree: Tree = passes.dummy_tree(nodes, 3)
         assert len(tree) == nodes
         assert tree.tokens.max(initial=0) < 3
 
@@ -276,9 +276,11 @@ def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPa
     assert found.at(1) == 2 and found.at(5) == 3
     assert found.per_step == 0, "all that comes beside a pass is of its sequences"
     assert found.per_seq == pytest.approx(2 + 6 / 7), "seven others, less the tree of the curve"
-    assert found.per_draft == 5 * cost.COLD, "its tree in the pass is on the curve"
-    assert found.drafting == 0, "the first tree is no dearer than the others"
-    assert found.per_look == found.looking == 0, "a look adds no row, and its clock stands still"
+    assert found.per_draft == 5 * cost.COLD_FACTOR, "its tree in the pass is on the curve"
+    assert found.fixed_draft == 0, "the first tree is no dearer than the others"
+    assert found.per_empty_draft == found.fixed_empty == 0, (
+        "a look adds no row, and its clock stands still"
+    )
 
 
 def test_neighbours_that_slow_passes_down_make_no_draft_dear(
@@ -296,10 +298,10 @@ def test_neighbours_that_slow_passes_down_make_no_draft_dear(
 
     target = Shaken(table_law(1))
     target.show(monkeypatch)
-    monkeypatch.setattr(passes, "START", (0.0, 14000.0))  # few tries
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 14000.0))  # few tries
     found = cost_of(target)
-    assert (found.per_step, found.per_draft, found.drafting) == (0, 5 * cost.COLD, 0)
-    assert found.per_look == found.looking == 0
+    assert (found.per_step, found.per_draft, found.fixed_draft) == (0, 5 * cost.COLD_FACTOR, 0)
+    assert found.per_empty_draft == found.fixed_empty == 0
 
 
 def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,22 +316,24 @@ def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.Mon
             assert len(batch.seqs) == 1
             return super().forward(batch)
 
-    monkeypatch.setattr(passes, "START", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
     found = cost_of(Narrow(table_law(1)))
     assert found.per_seq == found.per_draft == 0 and found.per_step > 0
 
 
 def test_what_rounds_took_is_taken_apart() -> None:
-    warm = Cost((1, 65), (1.0, 65.0), 0.5, 0.25, 0.125, 2.0, per_look=0.0625, looking=1.0)
-    beside = {kind: warm.aside(*kind) for kind in cost._kinds(8)}
-    cold = [cost.COLD * part for part in (warm.per_draft, warm.drafting)]
-    looks = {"per_look": warm.per_look, "looking": warm.looking}
+    warm = Cost(
+        (1, 65), (1.0, 65.0), 0.5, 0.25, 0.125, 2.0, per_empty_draft=0.0625, fixed_empty=1.0
+    )
+    beside = {kind: warm.overhead(*kind) for kind in cost._kinds(8)}
+    cold = [cost.COLD_FACTOR * part for part in (warm.per_draft, warm.fixed_draft)]
+    looks = {"per_empty_draft": warm.per_empty_draft, "fixed_empty": warm.fixed_empty}
     found = cost._fitted(Cost(warm.rows, warm.seconds), beside, 0.875, 8)
     assert found == Cost(warm.rows, warm.seconds, 0.5, 0.25 + 0.125, *cold, **looks)
 
 
 def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "START", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
     steps, publish = [], cost.Engine._publish
 
     def heard(engine: cost.Engine, step: Step) -> None:
@@ -341,7 +345,7 @@ def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyP
     kinds = {
         (
             len(step.seqs),
-            sum(len(tree) == cost.NODES for tree in step.trees),
+            sum(len(tree) == cost.DRAFT_NODES for tree in step.trees),
             sum(p.nodes > 0 and not t for p, t in zip(step.plans, step.trees, strict=True)),
         )
         for step in steps[2:]  # prefill, and what teaches the drafter at first
@@ -407,4 +411,4 @@ def test_a_pass_on_a_gpu_goes_on_while_it_is_verified(is_cuda: bool, seconds: fl
     rows = SimpleNamespace(logits=SimpleNamespace(is_cuda=is_cuda))
     times = {"draft": 1.0, "forward": 2.0, "verify": 3.0}
     step = Step([], [], [], [SimpleNamespace(rows=rows)], [], [], times)
-    assert cost._within(step) == seconds
+    assert cost._pass_time(step) == seconds

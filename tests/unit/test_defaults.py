@@ -25,7 +25,7 @@ from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": 0}
-TOLD = "sets temperature=0.6, top_k=20, top_p=0.95; transformers' generate obeys that by default, "
+TOLD = "sets temperature=0.6, top_k=20, top_p=0.95; transformers' generate uses that by default, "
 TOLD += "forerun does not; as options here: temperature=0.6, top_k=20, top_p=0.95"
 
 
@@ -95,7 +95,7 @@ def test_options_for_the_same_are_told(
     found = Defaults.of(given)
     assert (found.ours, found.rest) == (ours, rest)
     neutral = [("eos_token_id", 0), ("do_sample", True)]
-    assert found.said == {n: value for n, value in given.items() if (n, value) not in neutral}
+    assert found.given == {n: value for n, value in given.items() if (n, value) not in neutral}
 
 
 def test_one_warning_as_a_model_loads(copy: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ def test_one_warning_where_transformers_runs_it(
     assert isinstance(forerun.load(str(tmp_path)).target, HFTarget)
     (said,) = told(caplog)
     assert said.endswith(
-        "sets do_sample=False, num_beams=4; transformers' generate obeys that by default "
+        "sets do_sample=False, num_beams=4; transformers' generate uses that by default "
         "(do_sample is not true: nothing is sampled), forerun does not; as options here: "
         "temperature=0; no option for num_beams"
     )

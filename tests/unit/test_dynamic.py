@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from fakes import TableSource, sequence, table_law
-from forerun.core.acceptance_prior import GRADES, LEVELS, RANKS, SURE, Chances, grade
+from forerun.core.acceptance_prior import (
+    CONFIDENCE_BOUNDS,
+    NUM_GRADES,
+    NUM_LEVELS,
+    NUM_RANKS,
+    AcceptanceCounts,
+    grade,
+)
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan
 from forerun.core.roles import Source
@@ -54,7 +61,9 @@ def test_the_kernel_grows_the_tree_of_the_plain_grower(seed: int, drawn: bool) -
     memory = taught(seed, vocab)
     tokens = rng.integers(0, vocab, rng.integers(1, 9)).tolist()
     plan = Plan(
-        int(rng.integers(1, 40)), int(rng.integers(1, 8)), least=float(rng.choice([0, 0.02, 0.2]))
+        int(rng.integers(1, 40)),
+        int(rng.integers(1, 8)),
+        min_acceptance=float(rng.choice([0, 0.02, 0.2])),
     )
     fast, plain = SeededDice(seed), SeededDice(seed)
     room = fast.peek(plan.nodes * memory.entries) if drawn else None
@@ -68,7 +77,7 @@ def test_the_kernel_grows_the_tree_of_the_plain_grower(seed: int, drawn: bool) -
     assert fast.uniform() == plain.uniform()
 
 
-def drafted(plan: Plan, chances: Chances | None = None) -> Tree:
+def drafted(plan: Plan, chances: AcceptanceCounts | None = None) -> Tree:
     dice = SeededDice(3)
     seq = sequence((0, 1), 5, dice)
     return grow([seq], [plan], [dice], TableSource(table_law(2)), Dynamic(chances=chances))[0]
@@ -82,12 +91,12 @@ def test_it_keeps_to_the_plan() -> None:
 
 
 def test_nodes_below_the_least_chance_are_left_out() -> None:
-    sizes = [len(drafted(Plan(30, 6, least=least))) for least in (0.0, 0.05, 0.2, 0.9)]
+    sizes = [len(drafted(Plan(30, 6, min_acceptance=least))) for least in (0.0, 0.05, 0.2, 0.9)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] > sizes[3] == 0
 
 
 def test_it_goes_deep_where_first_children_are_accepted_and_wide_where_not() -> None:
-    sure, unsure = Chances(), Chances()
+    sure, unsure = AcceptanceCounts(), AcceptanceCounts()
     sure.hits[:, 0], sure.hits[:, 1:] = 0.95 * sure.tries[:, 0], 0.0
     unsure.hits[:] = 0.3 * unsure.tries
     deep, wide = (drafted(Plan(3, 5), chances) for chances in (sure, unsure))
@@ -96,20 +105,22 @@ def test_it_goes_deep_where_first_children_are_accepted_and_wide_where_not() -> 
 
 
 def test_grades_rise_with_how_sure_q_is() -> None:
-    assert [grade(p, 0) for p in (0.1, *SURE, 1.0)] == [0, 1, 2, 3, 4, 5, 5]
+    assert [grade(p, 0) for p in (0.1, *CONFIDENCE_BOUNDS, 1.0)] == [0, 1, 2, 3, 4, 5, 5]
 
 
 def test_every_level_has_grades_of_its_own() -> None:
-    found = [grade(p, level) for level in range(LEVELS) for p in (0.1, *SURE)]
-    assert found == list(range(GRADES))
-    assert Chances().tries.shape == (GRADES, RANKS)
-    assert np.iinfo(np.int8).max >= GRADES * RANKS - 1  # all are numbered as `Tree.cells` are
+    found = [grade(p, level) for level in range(NUM_LEVELS) for p in (0.1, *CONFIDENCE_BOUNDS)]
+    assert found == list(range(NUM_GRADES))
+    assert AcceptanceCounts().tries.shape == (NUM_GRADES, NUM_RANKS)
+    assert (
+        np.iinfo(np.int8).max >= NUM_GRADES * NUM_RANKS - 1
+    )  # all are numbered as `Tree.cells` are
 
 
 def levels_of(memory: LogitMemory, *texts: list[int]) -> list[int]:
     """The level of what a memory knows after each text, as its trees tell it."""
     trees = [memory.grow(tokens, Plan(1, 1))[0] for tokens in texts]
-    levels = [int(tree.cells[0]) // RANKS // (GRADES // LEVELS) for tree in trees]
+    levels = [int(tree.cells[0]) // NUM_RANKS // (NUM_GRADES // NUM_LEVELS) for tree in trees]
     assert levels == [memory.lookup(tokens).level for tokens in texts]
     return levels
 
@@ -131,30 +142,30 @@ def test_what_others_taught_is_left_out_where_it_is_accepted_less() -> None:
         (own if token < 2 else others).update([token], [token, 2 - token], [0.6, 0.4])
     chances = own.chances[False]
     chances.hits[:] = 0.8 * chances.tries
-    chances.hits[2 * GRADES // LEVELS :] *= 0.1
-    plan = Plan(8, 1, least=0.2)
+    chances.hits[2 * NUM_GRADES // NUM_LEVELS :] *= 0.1
+    plan = Plan(8, 1, min_acceptance=0.2)
     assert [len(own.grow([token], plan)[0]) for token in (0, 1, 2)] == [1, 1, 0]
 
 
 def test_chances_count_trials_down_to_the_accepted_child() -> None:
     # root -> 0, 1, 2; 1 -> 3; accepted: root, 1
     parents = np.array([-1, -1, -1, 1], np.int32)
-    cells = np.array([2 * RANKS, 2 * RANKS + 1, 2 * RANKS + 2, 5 * RANKS], np.int8)
-    chances = Chances()
+    cells = np.array([2 * NUM_RANKS, 2 * NUM_RANKS + 1, 2 * NUM_RANKS + 2, 5 * NUM_RANKS], np.int8)
+    chances = AcceptanceCounts()
     tries, hits = chances.tries.copy(), chances.hits.copy()
     chances.learn(parents, cells, [1])
     more = chances.tries - tries
-    assert more[2].tolist() == [1, 1] + [0] * (RANKS - 2)  # child 2 was not tried
-    assert more[5].tolist() == [1] + [0] * (RANKS - 1)
+    assert more[2].tolist() == [1, 1] + [0] * (NUM_RANKS - 2)  # child 2 was not tried
+    assert more[5].tolist() == [1] + [0] * (NUM_RANKS - 1)
     assert more.sum() == 3
     won = chances.hits - hits
     assert won[2, 1] == pytest.approx(1) and won.sum() == pytest.approx(1)
 
 
 def test_rates_follow_what_happens() -> None:
-    chances = Chances()
+    chances = AcceptanceCounts()
     before = chances.rates[5, 0]
-    cells = np.array([5 * RANKS], np.int8)
+    cells = np.array([5 * NUM_RANKS], np.int8)
     for _ in range(200):
         chances.learn(np.array([-1], np.int32), cells, [])  # the child was rejected
     assert chances.rates[5, 0] < 0.1 < before

@@ -140,7 +140,7 @@ def test_a_model_that_no_hub_delivers_may_be_an_embedded_one(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     paths._fetched.cache_clear()
-    with pytest.raises(ModelError, match=re.escape(f"deliver (no connection); {advice}")):
+    with pytest.raises(ModelError, match=re.escape(f"provides (no connection); {advice}")):
         options.check_model(name)
 
 

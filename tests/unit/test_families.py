@@ -13,7 +13,7 @@ from parity import CASES, TINY, branching, expected, forward, prompt, saved, seq
 from forerun.core.tree import EMPTY
 from forerun.models.families import Unsupported, plan_for
 from forerun.models.load import choose_dtype, load_target, planned
-from forerun.models.paths import Written, read_config, read_json
+from forerun.models.paths import StoredConfig, read_config, read_json
 from forerun.runner.model_runner import ModelRunner
 from forerun.runner.native import kernels
 from forerun.runner.native.decoder import NativeDecoder
@@ -129,7 +129,7 @@ def test_a_config_that_is_read_as_written_gives_the_plan_of_transformers(
     saved(case, tmp_path)
     plan = plan_for(read_config(tmp_path))
     found, config = planned(tmp_path)
-    assert isinstance(config, Written) == (case in WRITTEN)
+    assert isinstance(config, StoredConfig) == (case in WRITTEN)
     assert (found.config, found.shapes, [*found.pieces]) == (
         plan.config,
         plan.shapes,
@@ -163,7 +163,7 @@ def test_what_a_config_does_not_say_is_asked_of_transformers(name: str, tmp_path
     del fields[name]
     path.write_text(json.dumps(fields))
     found, config = planned(tmp_path)
-    assert not isinstance(config, Written) and found == plan_for(read_config(tmp_path))
+    assert not isinstance(config, StoredConfig) and found == plan_for(read_config(tmp_path))
 
 
 def test_older_rope_fields_are_read(tmp_path: Path) -> None:

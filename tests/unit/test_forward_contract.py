@@ -478,7 +478,7 @@ def test_attention_in_blocks_equals_attention_at_once(
     [
         ({"needs": frozenset({"taps:3"})}, "taps name layer 3"),
         ({"needs": frozenset({"taps:2"}), "layers": range(2)}, "taps name layer 2"),
-        ({"needs": frozenset({"taps"})}, "names no layers"),
+        ({"needs": frozenset({"taps"})}, "bad layer numbers"),
         ({"needs": frozenset({"states"})}, "unknown need 'states'"),
         ({"layers": range(2, 9)}, r"layers=range\(2, 9\)"),
         ({"layers": ()}, r"layers=\(\)"),

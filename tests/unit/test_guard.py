@@ -140,7 +140,6 @@ def test_a_drafter_of_a_script_has_the_name_of_its_class(monkeypatch: pytest.Mon
         ("propose_one", "draft, in a subclass of forerun.drafters.base.PerSequence"),
         ("warm_up", "bind, which compiles too"),
         ("hear", "observe"),
-        ("whose", "active_drafter, of forerun.core.mixins.Priced"),
         ("hope", "acceptance_prior, of forerun.core.mixins.Priced"),
         ("let_go", "release, of forerun.core.mixins.Persistent"),
         ("merged", "merge, of forerun.core.mixins.Persistent"),

@@ -108,7 +108,7 @@ def test_what_cannot_draft_is_refused(tmp_path: Path) -> None:
         Infini(corpus=(1, 2), grower="gumble")
     with pytest.raises(DataError, match="no index"):
         registry.make("drafter", f"infini:index={tmp_path}")
-    with pytest.raises(ConfigError, match="token id 6, the target has 3 ids"):
+    with pytest.raises(ConfigError, match="token id 6, but the target has 3 ids"):
         Infini(index=Index.of(DOCS)).bind(FakeTarget(table_law(1)))
 
 

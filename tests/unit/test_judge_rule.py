@@ -13,7 +13,7 @@ from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows
 from forerun.core.roles import Verifier
 from forerun.core.sampling import Sampling
@@ -46,12 +46,12 @@ def rows_of(tokens: list[int]) -> torch.Tensor:
     return torch.from_numpy(np.stack(rows)).float()
 
 
-def laws_of(tree: Tree, seed: int, sampling: Sampling | None = None) -> Laws:
+def laws_of(tree: Tree, seed: int, sampling: Sampling | None = None) -> TargetProbs:
     seq = sequence([0, 1], 9, SeededDice(0), sampling)
     (rows,) = HiddenTarget(table_law(seed)).forward(
         ForwardBatch([seq], [tree], frozenset({"hidden"}))
     )
-    return Laws(rows, seq, tree, ())
+    return TargetProbs(rows, seq, tree, ())
 
 
 def drawn(seed: int, depth: int = 5) -> Tree:
@@ -129,7 +129,7 @@ def test_a_node_is_judged_by_the_row_at_it_not_by_the_one_that_predicts_it():
     seq = sequence([0, 1], 9, SeededDice(0), Sampling(temperature=0))
     logits = torch.tensor([[0.0, 0.0, 1.0]]).repeat(4, 1)  # the target would say 2
     logits[2:, 2] = -1.0
-    laws = Laws(Rows(logits, hidden), seq, tree, ())
+    laws = TargetProbs(Rows(logits, hidden), seq, tree, ())
     head = Head(np.array([5.0, 0, 0, 0, 0], np.float32), 0.0)
     assert Judge(head=head).verify(tree, laws, SeededDice(0)).nodes == [0, 1]
 
@@ -190,7 +190,7 @@ def test_bad_heads_and_options_are_refused(tmp_path):
     seq = sequence([0, 1], 9, SeededDice(0))
     (rows,) = FakeTarget(table_law(1)).forward(ForwardBatch([seq], [tree]))
     with pytest.raises(ConfigError, match="this target returned none"):
-        Judge(head=HEAD).verify(tree, Laws(rows, seq, tree, ()), SeededDice(0))
+        Judge(head=HEAD).verify(tree, TargetProbs(rows, seq, tree, ()), SeededDice(0))
 
 
 def test_a_server_refuses_it_unless_told():
@@ -318,7 +318,7 @@ def test_the_distance_is_what_correct_tokens_have_too_much(correct, distance):
         builder.add(token, -1, IID, proposal)
         tree, hidden = builder.build(), torch.eye(3)[[0, token]]
         rows = Rows(torch.from_numpy(np.log(np.stack([p, p]))), hidden)
-        return Judge(head=head).verify(tree, Laws(rows, seq, tree, ()), dice).tokens(tree)[0]
+        return Judge(head=head).verify(tree, TargetProbs(rows, seq, tree, ()), dice).tokens(tree)[0]
 
     for token, weight in EnumeratedDice().outcomes(program):
         found[token] += weight

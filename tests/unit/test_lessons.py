@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling, softmax
 from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
@@ -26,7 +26,9 @@ class OneByOne(Stand):
             if nodes := step.visited(i):
                 self.learn(seq, step.start(i), step.trees[i], nodes, step.laws[i])
 
-    def learn(self, seq: Sequence, start: int, tree: Tree, nodes: list[int], laws: Laws) -> None:
+    def learn(
+        self, seq: Sequence, start: int, tree: Tree, nodes: list[int], laws: TargetProbs
+    ) -> None:
         memory = self.memory(seq)
         ids = np.zeros((len(nodes), self.entries), np.int32)
         probs = np.zeros((len(nodes), self.entries), np.float32)
@@ -72,9 +74,9 @@ class Text:
         plans = [Plan()] * len(seqs)
         return Step(seqs, plans, trees, laws, verdicts, emitted, starts=starts)
 
-    def laws(self, seq: Sequence, tree: Tree) -> Laws:
+    def laws(self, seq: Sequence, tree: Tree) -> TargetProbs:
         logits = self.rng.normal(size=(len(tree) + 1, self.vocab)).astype(np.float32) * 3
-        return Laws(Rows(logits), seq, tree, ())
+        return TargetProbs(Rows(logits), seq, tree, ())
 
     def tree(self) -> Tree:
         builder = TreeBuilder()

@@ -10,7 +10,7 @@ from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, Tree, chain
@@ -150,7 +150,7 @@ def follow(drafter: Lookahead, seq: Sequence, law, plan: Plan, count: int = 1) -
     (tree,) = drafter.propose([seq], [plan], [seq.dice])
     paths = [tree.path(node) for node in range(-1, len(tree))]
     logits = torch.from_numpy(np.log(np.stack([law(seq.tokens + path) for path in paths])))
-    laws = Laws(Rows(logits), seq, tree, ())
+    laws = TargetProbs(Rows(logits), seq, tree, ())
     emitted: list[int] = []
     for _ in range(count):
         emitted.append(int(np.argmax(law(seq.tokens + emitted))))
@@ -257,5 +257,5 @@ def test_greedy_texts_are_plain_greedy_texts(options: dict, nodes: int) -> None:
 
 @pytest.mark.parametrize("options", [{"ngram": 1}, {"window": 0}, {"guesses": 0}])
 def test_bad_options(options: dict) -> None:
-    with pytest.raises(ConfigError, match="the paper's are 5, 7 and 7"):
+    with pytest.raises(ConfigError, match="the paper uses 5, 7 and 7"):
         Lookahead(**options)

@@ -110,7 +110,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
             MemoryFile("some.mem", drafter, Origin("", (), ""))
     with pytest.raises(ConfigError, match="scope request ends with its request"):
         Stand(scope="request").keep()
-    with pytest.raises(ConfigError, match="belongs to all, not to tenant 'a'"):
+    with pytest.raises(ConfigError, match="is shared by all tenants, not tenant 'a'"):
         Stand(scope="global").keep("a")
 
 

@@ -148,7 +148,7 @@ def test_interrupted_runs_save(tiny_folder: Path, path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--drafter", "none"), "drafter 'none' has nothing that could be saved"),
+        (("--drafter", "none"), "drafter 'none' has no state to save"),
         (("--drafter", "stand:scope=request"), "use stand:scope=tenant"),
         (("--drafter", "stand:entries=5"), "with entries=5, got one with entries=10"),
         (("--tenant", "b"), "belongs to tenant 'a', not to tenant 'b'"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.core.acceptance_prior import NUM_BYTES, OLD, Chances
+from forerun.core.acceptance_prior import HALF_LIFE_TRIALS, SNAPSHOT_BYTES, AcceptanceCounts
 from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.tables.logits import kernels, serialize
@@ -174,11 +174,11 @@ def test_same_contents_same_bytes() -> None:
 def test_merged_snapshots_cap_and_count() -> None:
     settings = {"context": [1], "entries": 1, "store": "model"}
     rows = filled([([t], [0], [1.0]) for t in range(10)], entries=1, context=1).rows()
-    chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
+    chances = {drawn: AcceptanceCounts(drawn=drawn) for drawn in (True, False)}
     one = to_snapshot("stand", rows, settings, {"tokens": 10, "evicted": 1}, chances)
     whole = merge([one, one])
     assert whole.counts == {"tokens": 20, "evicted": 2, "contexts": 10}
-    most = NUM_BYTES + 4 * 24 + 23
+    most = SNAPSHOT_BYTES + 4 * 24 + 23
     capped = merge([one, one], max_bytes=most)
     assert capped.counts == {"tokens": 20, "evicted": 8, "contexts": 4}
     assert capped.nbytes <= most
@@ -187,9 +187,9 @@ def test_merged_snapshots_cap_and_count() -> None:
         merge([one, other])
 
 
-def counted(seed: int, *, drawn: bool = True, trials: int = 300) -> Chances:
+def counted(seed: int, *, drawn: bool = True, trials: int = 300) -> AcceptanceCounts:
     """Chances that have seen single nodes of random cells, some of them accepted."""
-    chances, rng = Chances(drawn=drawn), np.random.default_rng(seed)
+    chances, rng = AcceptanceCounts(drawn=drawn), np.random.default_rng(seed)
     parents = np.array([-1], np.int32)
     for _ in range(trials):
         cell = rng.integers(0, chances.tries.size, 1).astype(np.int8)
@@ -200,7 +200,7 @@ def counted(seed: int, *, drawn: bool = True, trials: int = 300) -> Chances:
 @pytest.mark.parametrize("drawn", [True, False])
 def test_chances_add_up_as_if_one_had_counted_all(drawn: bool) -> None:
     parts = [counted(seed, drawn=drawn) for seed in range(3)]
-    belief, whole = Chances(drawn=drawn), Chances.sum(parts, drawn=drawn)
+    belief, whole = AcceptanceCounts(drawn=drawn), AcceptanceCounts.sum(parts, drawn=drawn)
     for name in ("tries", "hits"):
         first = getattr(belief, name)
         expected = first + sum(getattr(part, name) - first for part in parts)
@@ -209,14 +209,14 @@ def test_chances_add_up_as_if_one_had_counted_all(drawn: bool) -> None:
 
 
 def test_summed_chances_never_outgrow_their_bound() -> None:
-    part = Chances()
-    part.tries[:], part.hits[:] = OLD - 1, 0.25 * (OLD - 1)
-    whole = Chances.sum([part] * 5)
-    assert whole.tries.max() <= OLD
+    part = AcceptanceCounts()
+    part.tries[:], part.hits[:] = HALF_LIFE_TRIALS - 1, 0.25 * (HALF_LIFE_TRIALS - 1)
+    whole = AcceptanceCounts.sum([part] * 5)
+    assert whole.tries.max() <= HALF_LIFE_TRIALS
     np.testing.assert_allclose(whole.rates, part.rates, atol=0.01)
 
 
-def snapshot_with(chances: dict[bool, Chances]) -> Snapshot:
+def snapshot_with(chances: dict[bool, AcceptanceCounts]) -> Snapshot:
     rows = filled([([1], [0], [1.0])], entries=1, context=1).rows()
     settings = {"context": [1], "entries": 1, "store": "model"}
     return to_snapshot("stand", rows, settings, {"tokens": 1, "evicted": 0}, chances)
@@ -231,7 +231,7 @@ def test_chances_are_kept_and_a_file_without_them_begins_with_what_is_believed()
     old = replace(held, arrays={k: a for k, a in held.arrays.items() if k not in CHANCES})
     _, found = from_snapshot(old)
     for drawn in (True, False):
-        np.testing.assert_array_equal(found[drawn].rates, Chances(drawn=drawn).rates)
+        np.testing.assert_array_equal(found[drawn].rates, AcceptanceCounts(drawn=drawn).rates)
     _, mixed = from_snapshot(merge([held, old]))  # the old one counts as no trial
     np.testing.assert_allclose(mixed[True].rates, chances[True].rates, rtol=1e-5)
 
@@ -246,7 +246,7 @@ def test_counts_of_all_levels_together_are_no_belief_about_any() -> None:
     rows, found = from_snapshot(replace(held, arrays=held.arrays | common))
     assert len(rows.keys) == 1
     for drawn in (True, False):
-        np.testing.assert_array_equal(found[drawn].rates, Chances(drawn=drawn).rates)
+        np.testing.assert_array_equal(found[drawn].rates, AcceptanceCounts(drawn=drawn).rates)
     with pytest.raises(DataError, match="use another memory file"):  # one of each kind
         from_snapshot(replace(held, arrays=held.arrays | {"hits": common["hits"]}))
 
@@ -257,14 +257,14 @@ def test_counts_of_all_levels_together_are_no_belief_about_any() -> None:
         {"tries": lambda a: a[:, 1:]},
         {"tries": lambda a: a * 0},
         {"tries": lambda a: a * np.nan},
-        {"hits": lambda a: a + OLD},
+        {"hits": lambda a: a + HALF_LIFE_TRIALS},
         {"hits": lambda a: -a},
         {"hits": lambda a: a.astype(np.float64)},
         {"hits": None},
     ],
 )
 def test_chances_that_are_none_are_refused(spoiled: dict) -> None:
-    held = snapshot_with({drawn: Chances(drawn=drawn) for drawn in (True, False)})
+    held = snapshot_with({drawn: AcceptanceCounts(drawn=drawn) for drawn in (True, False)})
     arrays = dict(held.arrays)
     for name, change in spoiled.items():
         array = arrays.pop(name)

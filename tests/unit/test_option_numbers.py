@@ -73,7 +73,7 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("kind", "spec", "said"),
     [
-        ("drafter", "infini:corpus=0", "2 token ids or more, one and what follows it, got (0,)"),
+        ("drafter", "infini:corpus=0", "at least 2 token ids, got (0,)"),
         ("drafter", "infini:corpus=1+2,entries=4097", "entries must be at most 4096"),
         ("drafter", "infini:corpus=1+2,max_support=2147483647", "max_support at most 1048576"),
         ("drafter", "rasd:drafter=stand,longest=-1", "longest at least shortest; got 2, 10 and -1"),

@@ -87,7 +87,7 @@ def test_a_forgotten_group_may_be_seeded_again() -> None:
 
 
 def test_a_target_without_such_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="seed_from_prompt needs a target that gives rows"):
+    with pytest.raises(ConfigError, match="seed_from_prompt needs a target with rows"):
         Stand(seed_from_prompt=True).bind(FakeTarget(table_law(1)))
 
 

@@ -228,9 +228,9 @@ def test_a_model_by_name_and_a_drafter_without_a_source() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="rasd:model=FOLDER or rasd:drafter=NAME"):
         Rasd(ids=(0, 1, 2))
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="either a model or a drafter"):
         Rasd(ids=(0, 1, 2), drafter="stand", model="draft")
-    with pytest.raises(ConfigError, match="something to retrieve from"):
+    with pytest.raises(ConfigError, match="nothing to retrieve from"):
         Rasd(drafter="stand", retrievers=())
     with pytest.raises(ConfigError, match="share in 0..1"):
         Rasd(drafter="stand", ids=(0, 1, 2), share=1.5)

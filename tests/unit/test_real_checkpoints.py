@@ -14,7 +14,7 @@ from parity import error, forward, sequence
 import forerun
 from forerun.core.tree import EMPTY, Tree, TreeBuilder
 from forerun.models.load import load_target, planned
-from forerun.models.paths import Written
+from forerun.models.paths import StoredConfig
 from forerun.runner.model_runner import ModelRunner
 from forerun.runner.native import kernels
 from forerun.runner.native.decoder import NativeDecoder
@@ -112,5 +112,5 @@ def test_greedy_text_is_that_of_transformers(wanted: Expected, drafter: str) -> 
 def test_the_config_is_read_without_transformers(wanted: Expected) -> None:
     """Importing it takes seconds."""
     plan, config = planned(wanted.folder)
-    assert isinstance(config, Written)
+    assert isinstance(config, StoredConfig)
     assert plan.config.vocab_size == wanted.rows.shape[1]

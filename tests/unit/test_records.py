@@ -29,7 +29,7 @@ def test_a_part_of_a_step_has_rows_of_its_own() -> None:
     """Whose rows a sequence took hangs on who else was there."""
     whole = step([chain([1, 2]), chain([1, 2]), EMPTY, EMPTY], [0, 0, 0, 3])
     for rows, nodes in (([1], 2), ([0, 1], 4), ([1, 2], 2), ([0, 1, 2, 3], 4)):
-        part = whole.of(rows)
+        part = whole.select(rows)
         assert (len(part.seqs), part.num_common, part.num_nodes) == (len(rows), 0, nodes)
 
 

@@ -12,7 +12,7 @@ from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows, Step
 from forerun.core.roles import Drafter, Verifier
 from forerun.core.sampling import Sampling, softmax
@@ -88,15 +88,15 @@ def test_no_room_in_the_context_means_no_probe():
     assert len(made().probe(tree, 7)) == 7 and made().probe(tree, 6) is tree
 
 
-def laws_of(tree: Tree, rule: Reflective, law, sampling: Sampling | None = None) -> Laws:
+def laws_of(tree: Tree, rule: Reflective, law, sampling: Sampling | None = None) -> TargetProbs:
     seq = sequence([0, 1], 9, SeededDice(0), sampling)
     (rows,) = FakeTarget(law).forward(ForwardBatch([seq], [rule.probe(tree, 99)]))
-    return Laws(rows.split(len(tree)), seq, tree, ())
+    return TargetProbs(rows.split(len(tree)), seq, tree, ())
 
 
-def judged(tree: Tree, rule: Reflective, law) -> Laws:
+def judged(tree: Tree, rule: Reflective, law) -> TargetProbs:
     """The laws that the base rule is given."""
-    seen: list[Laws] = []
+    seen: list[TargetProbs] = []
 
     class Spy(Recursive):
         def verify(self, tree, laws, dice):
@@ -208,7 +208,7 @@ def test_a_reading_that_copies_the_draft_lets_q_through():
         tree, again = builder.build(), np.full(3, 0.05)
         again[token] = 0.9
         logits = torch.from_numpy(np.log(np.stack([p, p, p, again])))  # root, draft, R of 2
-        verdict = made().verify(tree, Laws(Rows(logits).split(1), seq, tree, ()), dice)
+        verdict = made().verify(tree, TargetProbs(Rows(logits).split(1), seq, tree, ()), dice)
         return verdict.tokens(tree)[0], bool(verdict.nodes)
 
     for (token, is_kept), weight in EnumeratedDice().outcomes(program):

@@ -26,7 +26,7 @@ P = np.array([0.5, 0.3, 0.2])
 GOOD = Proposal(np.array([0, 1, 2], np.int32), np.array([0.2, 0.3, 0.5]))
 
 
-class Laws(dict):
+class TargetProbs(dict):
     sampling = Sampling()
 
     def unshaped(self) -> None:
@@ -62,8 +62,8 @@ def draft(bad: Proposal, verifier: type, law: int = IID) -> Tree:
     return tree.build()
 
 
-def laws(p: np.ndarray = P) -> Laws:
-    return Laws(dict.fromkeys(range(-1, 3), p))
+def laws(p: np.ndarray = P) -> TargetProbs:
+    return TargetProbs(dict.fromkeys(range(-1, 3), p))
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

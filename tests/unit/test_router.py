@@ -237,7 +237,7 @@ def test_drafts_as_long_as_of_late_decide_what_a_part_would_cost() -> None:
     for nodes in (1, 9):
         for _ in range(300):
             record.add(0, 2, 1.0, nodes)
-        found.append(router._dues(record)[1] - router._dues(record)[0])
+        found.append(router._step_seconds(record)[1] - router._step_seconds(record)[0])
     assert found == pytest.approx([0.2, 1.8], rel=0.01)
 
 
@@ -324,7 +324,7 @@ def test_auto_with_a_draft_model_uses_all_it_has(monkeypatch: pytest.MonkeyPatch
     assert draft.draft_seconds(4, 16) < draft.draft_seconds(4), (
         "a pass of the draft serves the whole batch"
     )
-    monkeypatch.setattr(draft_model, "COLD", 0.0)  # beside so small a model it does not pay
+    monkeypatch.setattr(draft_model, "COLD_FACTOR", 0.0)  # beside so small a model it does not pay
     question = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
     sampling = Sampling(temperature=0, max_new_tokens=60, n=2)
     fixed = {"drafter": drafter, "controller": "fixed:nodes=4", "batch": 1}

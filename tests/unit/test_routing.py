@@ -13,7 +13,7 @@ from says import FIRST, GREEDY, LAW, SECOND, Says, run, silent, truth, wrong
 from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.controllers.budget import Budget
-from forerun.core.acceptance_prior import Chances
+from forerun.core.acceptance_prior import AcceptanceCounts
 from forerun.core.dice import SeededDice
 from forerun.core.mixins import Priced
 from forerun.core.records import Cost, Plan, Sequence
@@ -65,7 +65,7 @@ def test_two_of_one_class_learn_from_their_own_nodes_alone() -> None:
     fuse = Fuse(parts=(taught, fresh))
     seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
     before = taught.memory(seq).chances[False].tries.sum()
-    assert fresh.memory(seq).chances[False].tries.sum() == Chances(drawn=False).tries.sum()
+    assert fresh.memory(seq).chances[False].tries.sum() == AcceptanceCounts(drawn=False).tries.sum()
     _, (stats,) = run(fuse)
     assert set(stats.drafted_by) == {"stand", "stand 2"}
     assert taught.memory(seq).chances[False].tries.sum() > before
@@ -106,7 +106,7 @@ def test_a_text_is_no_tuple_of_parts(make) -> None:
 
 @pytest.mark.parametrize("inner", ["auto", "router"])
 def test_a_router_is_no_part_of_a_router(inner: str) -> None:
-    with pytest.raises(ConfigError, match=f"its part '{inner}' does so itself; list the parts"):
+    with pytest.raises(ConfigError, match=f"cannot have the part '{inner}', which is a router too"):
         registry.make("drafter", f"auto:parts=stand+{inner}")
 
 

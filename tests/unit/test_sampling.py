@@ -293,7 +293,7 @@ def test_an_id_that_is_written_otherwise_is_refused(key):
 
 
 def test_contradictions_are_refused():
-    with pytest.raises(ConfigError, match="min_new_tokens 9 exceeds max_new_tokens 3"):
+    with pytest.raises(ConfigError, match="min_new_tokens=9 exceeds max_new_tokens=3"):
         Sampling(min_new_tokens=9, max_new_tokens=3)
     with pytest.raises(ConfigError, match=r"tokens 4 are banned and have a positive"):
         Sampling(banned_tokens=(4,), logit_bias={4: 1.0, 5: 2.0})

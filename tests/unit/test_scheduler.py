@@ -341,7 +341,7 @@ def test_an_error_in_one_text_leaves_all_texts_as_they_were(monkeypatch):
             )
             for seq in engine.scheduler.running:
                 assert stops.text(seq) == Letters().decode(seq.generated)
-                assert len(stops.begins(seq)) == seq.num_generated
+                assert len(stops.token_starts(seq)) == seq.num_generated
     assert faults == 3
     assert [stops.text(seq) for seq in seqs] == [Letters().decode(seq.generated) for seq in seqs]
     assert [seq.num_generated for seq in seqs] == [12] * 4

@@ -12,7 +12,7 @@ from forerun import registry
 from forerun.controllers.budget import Budget
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import Dice, SeededDice
-from forerun.core.mixins import DEFAULTS, Persistent, Priced, Shared
+from forerun.core.mixins import DEFAULT_COSTS, Persistent, Priced, Shared
 from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.core.tree import Tree, chain
@@ -99,7 +99,7 @@ def test_it_costs_what_the_defaults_say() -> None:
     safe, seq = SafeDrafter(Seven()), sequence((0, 1), 9, SeededDice(0))
     assert safe.active_drafter(seq) is safe and safe.check_room(3, 100) == 0
     assert safe.draft_seconds(8) == safe.catch_up_seconds(seq) == 0.0
-    assert safe.acceptance_prior() == DEFAULTS.acceptance_prior()
+    assert safe.acceptance_prior() == DEFAULT_COSTS.acceptance_prior()
 
 
 def test_it_cannot_be_saved(tmp_path) -> None:

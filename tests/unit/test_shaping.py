@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fakes import NoRepeats, sequence
 from forerun.core.dice import SeededDice
-from forerun.core.logits import FOLD, Adjust, Laws, advance
+from forerun.core.logits import FOLD_TOKENS, Adjust, TargetProbs, advance
 from forerun.core.records import Rows, Sequence
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import Tree, TreeBuilder, chain
@@ -142,11 +142,11 @@ def test_states_of_long_branching_texts_equal_the_plain_version(sampling, dtype)
     rng, shaper, vocab = np.random.default_rng(0), Adjust(), 40
     prompt = rng.integers(0, 30, 20).tolist()
     states = [([], shaper.start(seq_of(prompt, sampling)))]
-    for _ in range(5 * FOLD):
+    for _ in range(5 * FOLD_TOKENS):
         text, state = states[-1 - rng.integers(0, min(3, len(states)))]  # often not the last one
         token = int(rng.integers(0, vocab))
         states.append(([*text, token], shaper.advance(state, token)))
-    assert max(len(text) for text, _ in states) > 2 * FOLD
+    assert max(len(text) for text, _ in states) > 2 * FOLD_TOKENS
     for text, state in states:
         logits = rng.normal(0, 4, vocab).astype(dtype)
         found = shaper.logits(state, logits)
@@ -180,10 +180,10 @@ def forked() -> Tree:
     return builder.build()
 
 
-def laws_of(s: Sampling, shapers, logits: np.ndarray) -> tuple[Laws, Tree]:
+def laws_of(s: Sampling, shapers, logits: np.ndarray) -> tuple[TargetProbs, Tree]:
     tree = forked()
     rows = Rows(torch.from_numpy(logits))
-    return Laws(rows, seq_of([0], s, shapers), tree, shapers), tree
+    return TargetProbs(rows, seq_of([0], s, shapers), tree, shapers), tree
 
 
 def test_every_node_is_shaped_with_its_own_path():
@@ -232,15 +232,15 @@ def test_laws_that_a_verifier_held_are_one_array_and_others_are_not() -> None:
     """A prefix of what was held comes as it lies; any other order is looked up node by node."""
     tree = chain([0, 1, 2])
     rows = Rows(np.random.default_rng(0).normal(size=(4, VOCAB)).astype(np.float32))
-    laws = Laws(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
-    plain = Laws(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
+    laws = TargetProbs(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
+    plain = TargetProbs(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
     probs = np.stack([plain[node] for node in (-1, 0, 1, 2)])
-    laws.hold([-1, 0], probs)  # with room for more than was visited
+    laws.set_probs([-1, 0], probs)  # with room for more than was visited
     for nodes in ([-1], [-1, 0], [], [0], [-1, 1], [-1, 0, 1], [-1, 0, 2, 1]):
         found = laws.at(nodes)
         assert isinstance(found, np.ndarray) == (nodes in ([-1], [-1, 0], []))
         assert len(found) == len(nodes)
         for node, law in zip(nodes, found, strict=True):
             np.testing.assert_allclose(law, plain[node], rtol=1e-6)
-    other = laws.over(Rows(rows.logits.flip(1)))
+    other = laws.with_rows(Rows(rows.logits.flip(1)))
     assert not np.allclose(other.at([-1])[0], laws[-1])

@@ -16,7 +16,7 @@ GREEDY = {"temperature": 0, "n": 2, "max_new_tokens": 99, "ignore_eos": True}
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, measured_cost: None) -> None:
-    monkeypatch.setattr(forward, "START", (0.0, 20.0))
+    monkeypatch.setattr(forward, "START_SECONDS", (0.0, 20.0))
 
 
 @pytest.mark.parametrize("context", [2, 3, 8, 16, 32, 64])
@@ -29,7 +29,7 @@ def test_a_small_model_says_all_that_it_has_room_for(
         (found,) = model.generate([[7]], drafter=drafter, **GREEDY)
         results[drafter] = [sample.tokens for sample in found.samples]
         assert not found.stats.failures
-    assert model.target.cost.rows == tuple(sorted(forward.ROWS)), (
+    assert model.target.cost.rows == tuple(sorted(forward.MEASURED_ROWS)), (
         "drafts of every size have a price"
     )
     assert [len(tokens) for tokens in results["none"]] == 2 * [context - 1]
@@ -58,5 +58,5 @@ def test_more_context_than_a_model_has_is_refused_aloud(
 
 
 def test_a_context_without_room_for_an_answer_is_refused(tiny_folder: Path) -> None:
-    with pytest.raises(forerun.errors.ConfigError, match=r"at least 2, .* got 1; leave it out"):
+    with pytest.raises(forerun.errors.ConfigError, match=r"at least 2, .* got 1; omit it"):
         forerun.load(tiny_folder, context=1)

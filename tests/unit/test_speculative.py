@@ -7,7 +7,7 @@ import pytest
 
 from fakes import sequence
 from forerun.core.dice import EnumeratedDice, SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
@@ -20,7 +20,7 @@ VOCAB = 50
 
 
 class TableLaws(dict):
-    """laws[node] from a dict; enough of `Laws` for a verifier."""
+    """laws[node] from a dict; enough of `TargetProbs` for a verifier."""
 
     sampling = Sampling()
 
@@ -129,7 +129,7 @@ def test_one_call_for_all_nodes_is_the_rule_over_the_softmax_of_the_rows(vocab: 
             logits = (0.6 * np.log(rows) + rng.normal()).astype(np.float32)
         seq = sequence((0, 1), 9, SeededDice(0), Sampling(temperature=0.6))
         ours, theirs = SeededDice(seed), SeededDice(seed)
-        laws, beside = (Laws(Rows(logits), seq, tree, ()) for _ in range(2))
+        laws, beside = (TargetProbs(Rows(logits), seq, tree, ()) for _ in range(2))
         assert laws.unshaped() is logits
         verdict = fast.verify(tree, laws, ours)
         assert verdict == plain.verify(tree, beside, theirs), seed
@@ -143,8 +143,8 @@ def test_one_call_for_all_nodes_is_the_rule_over_the_softmax_of_the_rows(vocab: 
 @pytest.mark.parametrize("row", [[np.nan, 0.0], [-np.inf, -np.inf], [0.0, np.inf], [0.0, -np.nan]])
 def test_logits_that_make_no_law_are_refused_by_the_same_words(row: list[float]) -> None:
     seq = sequence((0, 1), 9, SeededDice(0))
-    laws = Laws(Rows(np.array([row], np.float32)), seq, EMPTY, ())
-    with pytest.raises(ConfigError, match="no token is left|expected a finite number"):
+    laws = TargetProbs(Rows(np.array([row], np.float32)), seq, EMPTY, ())
+    with pytest.raises(ConfigError, match="no token is allowed|expected a finite number"):
         Speculative().verify(EMPTY, laws, SeededDice(0))
 
 
@@ -152,12 +152,12 @@ def test_what_a_temperature_does_not_tell_goes_the_way_of_single_nodes() -> None
     logits = np.zeros((1, 4), np.float32)
     for more in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0}):
         seq = sequence((0, 1), 9, SeededDice(0), Sampling(**more))
-        assert Laws(Rows(logits), seq, EMPTY, ()).unshaped() is None
+        assert TargetProbs(Rows(logits), seq, EMPTY, ()).unshaped() is None
     seq = sequence((0, 1), 9, SeededDice(0))
-    assert Laws(Rows(logits.astype(np.float64)), seq, EMPTY, ()).unshaped() is None
-    assert Laws(Rows(np.zeros((2, 8), np.float32)[:, :4]), seq, EMPTY, ()).unshaped() is None
+    assert TargetProbs(Rows(logits.astype(np.float64)), seq, EMPTY, ()).unshaped() is None
+    assert TargetProbs(Rows(np.zeros((2, 8), np.float32)[:, :4]), seq, EMPTY, ()).unshaped() is None
     seq.states = ("adjusted",)
-    assert Laws(Rows(logits), seq, EMPTY, ()).unshaped() is None
+    assert TargetProbs(Rows(logits), seq, EMPTY, ()).unshaped() is None
 
 
 def test_same_outcome_on_a_large_vocabulary() -> None:

@@ -137,7 +137,7 @@ def test_tokens_become_text_when_somebody_reads_it(stop: tuple[str, ...], pushed
     for token in (0, 1, 0):
         seq.tokens += stops.cut(seq, [token])
     assert seen == pushed
-    assert stops.begins(seq) == [0, 1, 2] and seen == [0, 1, 0]
+    assert stops.token_starts(seq) == [0, 1, 2] and seen == [0, 1, 0]
     seq.finish = "length"
     assert stops.text(seq) == "aba" and seen == [0, 1, 0]
 
@@ -155,7 +155,7 @@ def test_who_asks_late_where_tokens_begin_hears_of_all_of_them(is_final: bool):
     seq.finish = "length" if is_final else None
     whole = "abcabc" + ("\ufffd" if is_final else "")
     assert stops.text(seq) == whole
-    assert stops.begins(seq) == [0, 2, 3, 5, 6]
+    assert stops.token_starts(seq) == [0, 2, 3, 5, 6]
     assert [stops.text(seq) for _ in range(2)] == [whole] * 2
 
 

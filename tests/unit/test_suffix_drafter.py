@@ -227,7 +227,7 @@ def test_bad_options() -> None:
         ("min_prob=0", "min_prob must be more than 0"),
         ("min_prob=1.5", "at most 1"),
         ("factor=-1", "factor and min_score must be at least 0"),
-        ("factor=0", "factor \\+ offset more than 0"),
+        ("factor=0", "factor \\+ offset above 0"),
         ("scope=all", "scope must be one of"),
         ("depth=1", "depth must be in 2..64"),
         ("texts=0", "at least 1 text"),

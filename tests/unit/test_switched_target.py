@@ -260,7 +260,7 @@ def test_what_needs_more_than_its_logits_is_refused_when_an_engine_is_built(veri
 
 
 def test_other_vocabularies_are_refused(tiny_folder):
-    with pytest.raises(ConfigError, match="another vocabulary"):
+    with pytest.raises(ConfigError, match="different vocabularies"):
         forerun.load(target=f"entropy_switch:small={tiny_folder},threshold=1")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows, Sequence
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import EMPTY, Tree
@@ -19,9 +19,9 @@ from forerun.verifiers import _gpu_verdicts as tensor_judge
 VOCAB, TOP = 50, 6
 
 
-def laws_of(logits: torch.Tensor, sampling: Sampling, tree: Tree = EMPTY) -> Laws:
+def laws_of(logits: torch.Tensor, sampling: Sampling, tree: Tree = EMPTY) -> TargetProbs:
     seq = Sequence([1, 2], 2, sampling, SeededDice(0), 9)
-    laws = Laws(Rows(logits), seq, tree, ())
+    laws = TargetProbs(Rows(logits), seq, tree, ())
     laws.num_top_logits = TOP
     return laws
 

@@ -13,13 +13,13 @@ from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder, chain
 from forerun.core.tree_template import DEFAULT, grid
 from forerun.drafters.base import grow
-from forerun.drafters.token_recycling import PUBLISHED, Successors, TokenRecycling
+from forerun.drafters.token_recycling import PUBLISHED, MatrixSource, TokenRecycling
 from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ def a_sequence(tokens: list[int], group: object = "g", tenant: str = "") -> Sequ
 def step_of(seq: Sequence, tree: Tree, nodes: list[int], logits: torch.Tensor, num: int = 99):
     """A step that accepted `nodes` and then token 1, cut to `num` tokens, already appended."""
     verdict = Verdict(nodes, 1)
-    laws = Laws(Rows(logits), seq, tree, ())
+    laws = TargetProbs(Rows(logits), seq, tree, ())
     emitted = verdict.tokens(tree)[:num]
     seq.tokens += emitted
     return Step([seq], [Plan()], [tree], [laws], [verdict], [emitted])
@@ -110,7 +110,7 @@ def test_fast_paths_equal_the_plain_one(seed: int, tensors: bool) -> None:
         plain = chain([])
         if not plan.is_empty:
             best = TopTemplate(template=drafter.template)
-            (plain,) = grow([seq], [plan], [seq.dice], Successors(drafter), best)
+            (plain,) = grow([seq], [plan], [seq.dice], MatrixSource(drafter), best)
         assert tree.tokens.tolist() == plain.tokens.tolist()
         assert tree.parents.tolist() == plain.parents.tolist()
         assert tree.laws.tolist() == plain.laws.tolist()
@@ -176,7 +176,7 @@ def test_learns_the_models_logits_not_the_shaped_ones() -> None:
     seq.states = (shaper.start(seq),)
     logits = torch.zeros(1, VOCAB)
     logits[0, 7] = 5.0
-    laws = Laws(Rows(logits), seq, chain([]), [shaper])
+    laws = TargetProbs(Rows(logits), seq, chain([]), [shaper])
     assert laws[-1][7] == 0
     seq.tokens.append(3)
     drafter.observe(Step([seq], [Plan()], [chain([])], [laws], [Verdict([], 3)], [[3]]))

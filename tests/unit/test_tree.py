@@ -116,11 +116,11 @@ def test_siblings_share_one_stored_proposal():
 
 def test_builder_refuses_a_drawn_node_without_q_and_a_chosen_one_with_q():
     q = Proposal.of(np.ones(2) / 2)
-    with pytest.raises(AssertionError, match="carries its q"):
+    with pytest.raises(AssertionError, match="nodes need q"):
         TreeBuilder().add(0, -1, IID)
-    with pytest.raises(AssertionError, match="carries its q"):
+    with pytest.raises(AssertionError, match="nodes need q"):
         TreeBuilder().add(0, -1, POINT, q)
-    with pytest.raises(AssertionError, match="parents come first"):
+    with pytest.raises(AssertionError, match="add parents first"):
         TreeBuilder().add(0, 0)
 
 

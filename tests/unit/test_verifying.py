@@ -17,7 +17,7 @@ from forerun.api import Model
 from forerun.core import logits as shaping
 from forerun.core import sampling as sampling_module
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows, Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import Sampling, softmax
@@ -62,7 +62,7 @@ def model(folder: Path) -> Model:
 class Eager(Verifier):
     """Wrong on purpose: accepts a draft with twice its probability, then draws from p."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         node, kept = -1, []
         while True:
             p = laws[node]
@@ -79,7 +79,7 @@ class Eager(Verifier):
 class Gullible(Verifier):
     """Wrong on purpose: takes the first child without looking at the law."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         children = tree.children(-1)[:1]
         node = children[0] if children else -1
         return Verdict(children, int(np.argmax(laws.logits(node))))
@@ -88,7 +88,7 @@ class Gullible(Verifier):
 class Late(Speculative):
     """Wrong on purpose, yet only behind an accepted draft: draws the likeliest token there."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         verdict = super().verify(tree, laws, dice)
         if not verdict.nodes:
             return verdict
@@ -329,7 +329,7 @@ def test_a_sampler_that_cuts_elsewhere_still_fails(
 class Uncut(Speculative):
     """Wrong on purpose: the token after the draft comes from the law before top-k and top-p."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         verdict = super().verify(tree, laws, dice)
         node = verdict.nodes[-1] if verdict.nodes else -1
         return Verdict(verdict.nodes, dice.choice(softmax(laws.logits(node))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.tree import Tree
 from forerun.verifiers.base import prob_of, residual
 from forerun.verifiers.block import block_weights
@@ -66,7 +66,7 @@ def by_k_seq(p: np.ndarray, q: np.ndarray, k: int) -> float:
     return k_seq(p[on], q[on], k).accepted
 
 
-def chain_weights(rule: str, tree: Tree, laws: Laws) -> list[float]:
+def chain_weights(rule: str, tree: Tree, laws: TargetProbs) -> list[float]:
     """Probability that at least 1, 2, ... drafts of a drawn chain are accepted, given the chain.
 
     rule: "block", "match", or any other name for token-by-token rejection.
@@ -76,7 +76,7 @@ def chain_weights(rule: str, tree: Tree, laws: Laws) -> list[float]:
     return list(np.cumprod([_share(rule, tree, laws, node) for node in range(len(tree))]))
 
 
-def _share(rule: str, tree: Tree, laws: Laws, node: int) -> float:
+def _share(rule: str, tree: Tree, laws: TargetProbs, node: int) -> float:
     token, q = int(tree.tokens[node]), tree.q(node)
     p = float(laws[node - 1][token])
     return p if rule == "match" else min(1.0, p / (prob_of(q, token) if q else 1.0))

@@ -15,7 +15,7 @@ from forerun import __version__
 from forerun.bench import machine
 from forerun.bench.model_info import describe_model
 from forerun.bench.results import Manifest
-from forerun.core.sampling import MOST_SAMPLES, Sampling
+from forerun.core.sampling import MAX_SAMPLES, Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.tasks import is_file
 
@@ -105,9 +105,9 @@ def check_request(request: RunRequest) -> None:
     for name, (given, least, most) in limits.items():
         if given is not None and not least <= given <= most:
             raise ConfigError(f"--{name} must be from {least} to {most}, got {given}")
-    if request.sampling.n > MOST_SAMPLES:
+    if request.sampling.n > MAX_SAMPLES:
         raise ConfigError(
-            f"-n must be at most {MOST_SAMPLES}, got {request.sampling.n}; use more --rounds"
+            f"-n must be at most {MAX_SAMPLES}, got {request.sampling.n}; use more --rounds"
         )
     if request.seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {request.seed}")

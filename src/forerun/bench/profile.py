@@ -117,7 +117,7 @@ def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
     listeners = engine.listeners
     with Patches() as patch:
         patch(engine.drafter, "propose", "draft", clock)
-        patch(loop, "settle", "learn", clock)
+        patch(loop, "observe_pending", "learn", clock)
         patch(engine.controller, "plan", "plan", clock)
         patch(engine.target, "forward", REST, clock)
         patch(engine.target, "collect", REST, clock)
@@ -125,7 +125,7 @@ def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
         patch(engine.verifier, "verify", "verify", clock)
         patch(engine.stops, "cut", "tokens and stops", clock)
         for name in ("__init__", "__getitem__", "logits"):
-            patch(logits.Laws, name, "logits copy and shaping", clock)
+            patch(logits.TargetProbs, name, "logits copy and shaping", clock)
         engine.listeners = [clock.wrap(_label(one, engine), one) for one in listeners]
         try:
             yield

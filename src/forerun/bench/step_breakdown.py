@@ -102,7 +102,7 @@ class TimedRuns:
         self.steps += 1
         self.rows += sum(1 + len(tree) for tree in step.trees)
         self.tokens += sum(map(len, step.emitted))
-        self.asynchronous += any(law.rows.is_away for law in step.laws)
+        self.asynchronous += any(law.rows.is_on_device for law in step.laws)
 
 
 def breakdown(

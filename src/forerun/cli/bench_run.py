@@ -108,7 +108,7 @@ class Bench:
 
     def _model(self) -> Model:
         """The loaded model, with its cost model measured completely."""
-        from forerun.engine.cost.forward import FULL
+        from forerun.engine.cost.forward import FULL_SECONDS
         from forerun.engine.cost.step import cost_of
 
         if self._loaded is None:
@@ -116,7 +116,7 @@ class Bench:
             how: dict[str, Any] = {"dtype": request.dtype, "device": request.device}
             target = request.target or None
             self._loaded = options.load(request.model, batch=self.batch, target=target, **how)
-            cost_of(self._loaded.target, FULL)
+            cost_of(self._loaded.target, FULL_SECONDS)
         return self._loaded
 
     def _twin(self) -> Model:

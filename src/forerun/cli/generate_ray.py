@@ -150,7 +150,7 @@ def run(
 ) -> None:
     """All prompts over the actors; whatever ends it, finished prompts are kept."""
     from forerun.integrations.ray_batch import ActorPool
-    from forerun.models.generation_config import tell_defaults
+    from forerun.models.generation_config import warn_of_defaults
     from forerun.models.paths import located
     from forerun.models.tokenizer import Tokenizer
 
@@ -171,7 +171,7 @@ def run(
             notice(f"{show.num_old} of {counted(len(asked), 'prompt')} were finished before")
         show.catch_up()
         if left:
-            tell_defaults(located(setup.model))  # nobody hears what the actors log
+            warn_of_defaults(located(setup.model))  # nobody hears what the actors log
             actors = min(given["actors"] or ACTORS, len(left))
             with (  # Ray's own remarks are no results
                 redirect_stdout(sys.stderr),

@@ -191,7 +191,7 @@ def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket])
 
 def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     """The same with several engines."""
-    from forerun.models.generation_config import tell_defaults
+    from forerun.models.generation_config import warn_of_defaults
     from forerun.models.identity import local_folder
     from forerun.serving.proxy import Proxy
     from forerun.serving.replicas import Replicas
@@ -204,7 +204,7 @@ def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     started = _started(settings, setup.keys, offer, f", {count} engines")
     try:
         if folder := local_folder(setup.model):  # nobody hears what the engines log
-            tell_defaults(folder)
+            warn_of_defaults(folder)
         heard = started, _draining(settings)
         return _run(DrainingServer(front, front, settings.drain, sockets, *heard))
     finally:

@@ -1,4 +1,4 @@
-"""Which draft nodes pay: acceptance beliefs and the choice of tree sizes, compiled."""
+"""Acceptance estimates per node, and the choice of tree sizes; compiled."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ PRIOR_TRIALS = 4.0  # trials that the prior of a node counts for
 
 
 @njit(cache=True, nogil=True)
-def node_beliefs(
+def node_estimates(
     counts: np.ndarray, weight: float, first: float, below: float, found: np.ndarray
 ) -> None:
-    """Writes [3, N + 1]: acceptance of node i, chance that it is made, accepted nodes of i drafted.
+    """Writes [3, N + 1]: acceptance of node i; probability that a draft has node i; expected
+    accepted nodes of a draft of i nodes.
 
-    counts [3, N + 1]: drafts that were allowed i nodes, that had i nodes, and that had node i
-    accepted; a draft of now counts `weight`. first, below: prior acceptance of the first node, and
-    of a node below an accepted one. The prior of a later node is a little below the node before it.
+    counts [3, N + 1]: drafts with i allowed nodes; with i nodes; with node i accepted. `weight` is
+    that of the next draft. first, below: prior acceptance of the first node, and of a node below an
+    accepted one. The prior of a later node is the rate of the node before it times `below`.
     """
     num = counts.shape[1] - 1
     found[:] = 0.0
     allowed = tries = 0.0
-    for i in range(num - 1, -1, -1):  # a draft of more nodes had this one, too
+    for i in range(num - 1, -1, -1):  # a draft of more nodes includes node i
         allowed += counts[0, i + 1] / weight
         tries += counts[1, i + 1] / weight
         found[0, i] = tries
@@ -46,22 +47,22 @@ def node_beliefs(
 def best_sizes(
     parts: Many[tuple[float, Acceptance]], cost: Cost, num: int, roots: int, margin: float
 ) -> tuple[list[int], float, float]:
-    """Nodes of each sequence, seconds of one row more, and tokens per second; see `choose`.
+    """Nodes of each sequence, seconds per further row, and tokens per second; see `choose`.
 
-    parts: for each sequence its factor of acceptance, and the counts of its drafter.
+    parts: for each sequence its acceptance factor, and the counts of its drafter.
     """
     if not parts:
         return [], 0.0, 0.0
     prices = [(factor, cost.per_draft + a.per_draft, a.per_node) for factor, a in parts]
     sizes, per_row, speed = choose(
-        np.array([acceptance.beliefs for _, acceptance in parts]),
+        np.array([acceptance.estimates for _, acceptance in parts]),
         np.array(prices),
         num,
         roots,
         np.array(cost.rows, float),
         np.array(cost.seconds),
-        cost.aside(num, 1) - cost.per_draft,
-        num / (cost.whole(roots) + cost.aside(num, 0)),
+        cost.overhead(num, 1) - cost.per_draft,
+        num / (cost.pass_time(roots) + cost.overhead(num, 0)),
         margin,
     )
     return sizes.tolist(), per_row, speed
@@ -69,7 +70,7 @@ def best_sizes(
 
 @njit(cache=True, nogil=True)
 def choose(
-    beliefs: np.ndarray,
+    estimates: np.ndarray,
     prices: np.ndarray,
     num: int,
     roots: int,
@@ -81,30 +82,30 @@ def choose(
 ) -> tuple[np.ndarray, float, float]:
     """Nodes of each of S sequences [S], seconds per further row, and tokens per second.
 
-    Takes the likeliest nodes of all, as many as make the most tokens per second; none where these
-    do not pay with `margin` fewer tokens than expected.
+    Takes the most probable nodes of all sequences, as many as maximise tokens per second; none if
+    drafting is slower with `margin` fewer tokens than expected.
 
-    beliefs [S, 3, N + 1]: see `node_beliefs`. prices [S, 3]: factor of the acceptance of a
-    sequence, seconds per draft and per node. num: sequences of the step, S or more. roots: rows of
-    a pass without drafts. rows, seconds: of passes. overhead: seconds of a step besides its pass
-    where any sequence drafts. plain: tokens per second without drafts.
+    estimates [S, 3, N + 1]: see `node_estimates`. prices [S, 3]: acceptance factor of a sequence,
+    seconds per draft and per node. num: sequences of the step, at least S. roots: rows of a pass
+    without drafts. rows, seconds: of `Cost`. overhead: seconds of a step with drafts, without its
+    pass. plain: tokens per second without drafts.
     """
-    size, nodes = len(beliefs), beliefs.shape[2] - 1
+    size, nodes = len(estimates), estimates.shape[2] - 1
     chances = np.empty(size * nodes)
     for s in range(size):
         least = np.inf
         for i in range(nodes):
-            least = min(least, beliefs[s, 0, i])
+            least = min(least, estimates[s, 0, i])
             chances[s * nodes + i] = -prices[s, 0] * least
     order = np.argsort(chances, kind="mergesort")
-    # of the nodes so far: expected tokens, seconds of drafting them
+    # of the nodes so far: expected tokens and drafting seconds
     expected = drafting = best_speed = best_expected = best_rows = best_pass = 0.0
     made, taken = float(roots), 0  # expected rows; nodes of the best choice
     for k in range(len(order)):
         s, i = order[k] // nodes, order[k] % nodes
-        chance = beliefs[s, 1, i]
+        chance = estimates[s, 1, i]
         made += chance
-        expected += prices[s, 0] * chance * beliefs[s, 0, i]
+        expected += prices[s, 0] * chance * estimates[s, 0, i]
         drafting += chance * prices[s, 2] + (prices[s, 1] if i == 0 else 0.0)
         whole = _pass(made, rows, seconds)
         speed = (num + expected) / (whole + drafting + overhead)
@@ -124,7 +125,7 @@ def choose(
 
 @njit(cache=True, nogil=True)
 def _pass(num: float, rows: np.ndarray, seconds: np.ndarray) -> float:
-    """Seconds of a pass over so many rows: `Cost.at`."""
+    """`Cost.at`: seconds of a pass over `num` rows."""
     at = 1
     while at + 1 < len(rows) and rows[at] < num:
         at += 1

@@ -1,12 +1,12 @@
-"""Stops drafting once a rejection has become likely, by a head on the draft model's hidden rows.
+"""Stops drafting when a rejection is likely, by a trained head on the draft model's hidden rows.
 
 Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths", 2024. The
-head tells how likely a drafted token is to be accepted, from the draft's hidden row at that token;
-drafting ends when 1 - (product of these) exceeds `threshold`. The row of a token is there once the
-draft has consumed it, so the newest token is not scored yet.
+head predicts the acceptance probability of a draft token from the draft model's hidden row at that
+token. Drafting ends when 1 - (product of the probabilities) exceeds `threshold`. The newest token
+has no row yet, so it is not scored.
 
-Law: untouched by any head. Whether a draft ends is decided from tokens that are already in it, and
-none is taken out. Needs drafter `draft_model` with grower `chain`, and a trained head.
+Exact with any head: the decision depends on tokens already in the draft, and none is removed. Needs
+drafter `draft_model` with grower `chain`, and a trained head.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.controllers.fixed import MOST
+from forerun.controllers.fixed import MAX_NODES
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Controller, Drafter, Target, name_of
 from forerun.core.tree import Proposal
@@ -28,11 +28,11 @@ from forerun.registry import File
 if TYPE_CHECKING:
     from forerun.runner.model_runner import Runner
 
-NAME = "heads/acceptance.safetensors"  # below the model's folder: loaders read all weights in it
+NAME = "heads/acceptance.safetensors"  # in a subfolder: loaders read all weights in the folder
 
 
 class AcceptanceHead(Controller):
-    """`head`: a file, or the folder or name of the draft it lies with. least <= tokens <= most."""
+    """Drafts least to most tokens. head: a file, or the folder or name of its draft model."""
 
     def __init__(
         self,
@@ -42,10 +42,11 @@ class AcceptanceHead(Controller):
         least: int = 2,
         most: int = 20,
     ) -> None:
-        if not (0 <= threshold <= 1 and 1 <= least <= most <= MOST):
+        if not (0 <= threshold <= 1 and 1 <= least <= most <= MAX_NODES):
             raise ConfigError(
-                f"acceptance_head needs 0 <= threshold <= 1 and 1 <= least <= most <= {MOST}, got "
-                f"{threshold=}, {least=}, {most=}; the paper has threshold .3 to .7, 2 to 20 tokens"
+                "acceptance_head needs 0 <= threshold <= 1 and 1 <= least <= most <= "
+                f"{MAX_NODES}, got {threshold=}, {least=}, {most=}; the paper uses thresholds of "
+                "0.3 to 0.7 and 2 to 20 tokens"
             )
         self.head = read_head(head) if isinstance(head, str) else head
         self.threshold, self.least, self.most = threshold, least, most
@@ -56,27 +57,27 @@ class AcceptanceHead(Controller):
         width = getattr(getattr(getattr(runner, "model", None), "config", None), "hidden_size", 0)
         if width and width != self.head.width:
             raise ConfigError(
-                f"the head reads hidden rows of {self.head.width} numbers, the draft has {width}; "
-                "train one for this draft: `forerun train acceptance_head`"
+                f"the head needs hidden size {self.head.width}, the draft model has {width}; train "
+                "a head for this draft model: `forerun train acceptance_head`"
             )
         runner.keeps_hidden = True
         self.runner = runner
 
     def plan(self, seq: Sequence) -> Plan:
-        return Plan(self.most, self.most, Watch(self, seq))
+        return Plan(self.most, self.most, StopRule(self, seq))
 
 
-class Watch:
-    """`Plan.stop` of one draft: asked after a token is kept."""
+class StopRule:
+    """`Plan.stop` of one draft."""
 
     def __init__(self, controller: AcceptanceHead, seq: Sequence) -> None:
         self.controller, self.seq = controller, seq
         self.path: list[int] = []
-        self.chance = 1.0  # that all scored tokens are accepted
+        self.chance = 1.0  # probability that all scored tokens are accepted
 
     def __call__(self, q: Proposal, token: int) -> bool:
         c = self.controller
-        if self.path and c.runner is not None:  # the first row is that of a verified token
+        if self.path and c.runner is not None:  # the first row belongs to a verified token
             row = c.runner.hidden_at(self.seq, tuple(self.path))
             self.chance *= c.head.chance(row.float().cpu().numpy())
         self.path.append(token)
@@ -86,7 +87,7 @@ class Watch:
 class Head:
     """Residual blocks e + SiLU(W e + b), then two logits; float32.
 
-    weights [n, d, d], biases [n, d]: n is 1 where all blocks share theirs. out [2, d], bias [2].
+    weights [n, d, d], biases [n, d]: n is 1 if all blocks share them. out [2, d], bias [2].
     """
 
     def __init__(
@@ -102,18 +103,18 @@ class Head:
         self.width = out.shape[1]
 
     def chance(self, row: np.ndarray) -> float:
-        """Probability that the token of a hidden row [d] is accepted."""
+        """Acceptance probability of the token with hidden row [d]."""
         e = row
         for i in range(self.layers):
             at = i % len(self.weights)
             x = self.weights[at] @ e + self.biases[at]
-            e = e + x * (0.5 + 0.5 * np.tanh(0.5 * x))  # SiLU that cannot overflow
+            e = e + x * (0.5 + 0.5 * np.tanh(0.5 * x))  # SiLU without overflow
         no, yes = self.out @ e + self.bias
         return 0.5 + 0.5 * math.tanh(0.5 * float(yes - no))
 
 
 def read_head(name: str) -> Head:
-    """The head in a file, or beside a draft. Raises ModelError."""
+    """The head in a file or in the folder of a draft model. Raises ModelError."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -126,13 +127,13 @@ def read_head(name: str) -> Head:
         )
     except (OSError, SafetensorError, KeyError) as cause:
         raise ModelError(
-            f"expected an acceptance head in {path}, found none that can be read ({cause}); train "
-            "one with `forerun train acceptance_head`, or use controller 'fixed'"
+            f"cannot read an acceptance head from {path} ({cause}); train one with `forerun train "
+            "acceptance_head`, or use controller 'fixed'"
         ) from cause
 
 
 def runner_of(drafter: Drafter) -> Runner:
-    """The model that a drafter draws chains from. Raises ConfigError if there is none."""
+    """The draft model of a drafter that draws chains. Raises ConfigError if it has none."""
     inner: Any = drafter
     while not hasattr(inner, "runner") and hasattr(inner, "drafter"):
         inner = inner.drafter
@@ -140,7 +141,7 @@ def runner_of(drafter: Drafter) -> Runner:
     if not hasattr(runner, "hidden_at") or getattr(inner.source, "is_tree", False):
         name = name_of(inner)
         raise ConfigError(
-            f"acceptance_head reads hidden rows of a draft model's chain, got drafter {name!r}; "
+            f"acceptance_head needs a draft model that drafts chains, got drafter {name!r}; "
             "use drafter 'draft_model' with grower 'chain', or controller 'budget'"
         )
     return runner

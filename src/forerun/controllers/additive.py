@@ -1,19 +1,19 @@
-"""Longer after success, shorter after failure, each sequence on its own.
+"""Additive draft length per sequence: longer after full acceptance, shorter otherwise.
 
-The heuristic schedule of assisted generation in transformers: +2 when the whole draft was accepted,
--1 otherwise. Here depth is what moves; the node budget stays.
+The heuristic schedule of assisted generation in transformers: +2 if the whole draft was accepted,
+-1 otherwise. It changes the depth; the number of nodes is fixed.
 """
 
 from __future__ import annotations
 
-from forerun.controllers.fixed import MOST
+from forerun.controllers.fixed import MAX_NODES
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller
 from forerun.errors import ConfigError
 
 
 class Additive(Controller):
-    """Depth starts at `depth`, moves by `up` and `down`, and stays within [least, most]."""
+    """Depth starts at `depth`, changes by +`up` or -`down`, and stays within [least, most]."""
 
     def __init__(
         self,
@@ -25,10 +25,10 @@ class Additive(Controller):
         least: int = 1,
         most: int = 20,
     ) -> None:
-        if not 0 <= nodes <= MOST or not 1 <= least <= depth <= most or min(up, down) < 0:
+        if not 0 <= nodes <= MAX_NODES or not 1 <= least <= depth <= most or min(up, down) < 0:
             raise ConfigError(
-                f"additive needs 0 to {MOST} nodes, up, down >= 0 and 1 <= least <= depth <= most, "
-                f"got {nodes=}, {up=}, {down=}, {least=}, {depth=}, {most=}"
+                f"additive needs 0 to {MAX_NODES} nodes, up, down >= 0 and 1 <= least <= depth <= "
+                f"most, got {nodes=}, {up=}, {down=}, {least=}, {depth=}, {most=}"
             )
         self.nodes, self.first = nodes, depth
         self.up, self.down, self.least, self.most = up, down, least, most

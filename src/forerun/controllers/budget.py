@@ -1,17 +1,17 @@
-"""Draft the nodes that make the most tokens per second; decode plainly where drafting does not pay.
+"""Chooses the draft size with the most expected tokens per second, or plain decoding.
 
 A step over R rows takes c(R) seconds (`engine/cost`). Node i of a draft is accepted with
-probability a_i, counted per drafter and scaled by how the sequence fares (`_acceptance.py`). The
-nodes of all sequences are ranked by this chance and taken while the tokens per second of the whole
-step rise (`_tree_size.choose`). A sequence that gets no node rests.
+probability a_i, counted per drafter and scaled by a factor per sequence (`_acceptance.py`). The
+nodes of all sequences are ranked by this probability and taken while tokens per second of the step
+rise (`_tree_size.choose`). A sequence without nodes rests.
 
-One account, in seconds, pays for drafts, empty drafts and learning. It holds CREDIT_STEPS plain
-steps at first and at most, and gains what a step saves over plain decoding plus PROBE_SHARE of a
-plain step. Below zero all sequences decode plainly, until it holds one plain step again. So drafts
-that never pay cost the credit once and PROBE_SHARE of the time. After an empty draft, back off
-exponentially. A resting sequence probes as often as PROBE_SHARE allows.
+One account, in seconds, pays for drafts, empty drafts and learning. It starts at CREDIT_STEPS plain
+steps, which is also its maximum. Each step adds the time saved over plain decoding plus PROBE_SHARE
+of a plain step. Below zero all sequences decode plainly until it holds one plain step again. Drafts
+that are never accepted thus cost the credit once, and then PROBE_SHARE of the time. After an empty
+draft, back off exponentially. A resting sequence probes as often as PROBE_SHARE allows.
 
-No clock is read: the same costs, texts and seeds give the same plans.
+No clock is read: equal costs, texts and seeds give equal plans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Hashable
 
 from forerun.controllers._acceptance import Acceptance, Record
 from forerun.controllers._tree_size import best_sizes
-from forerun.controllers.fixed import MOST
+from forerun.controllers.fixed import MAX_NODES
 from forerun.core.mixins import active_drafter, priced
 from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
@@ -30,21 +30,21 @@ from forerun.errors import ConfigError
 PROBE = 4  # nodes and steps of a probe; drafting steps between two decisions
 CREDIT_STEPS = 6.0  # plain steps that drafts may lose at first
 PROBE_SHARE = 0.01  # of plain decoding time, that drafts may lose in the long run
-MARGIN = 0.2  # of the expected tokens: drafting must pay without them, since the best guess is high
+MARGIN = 0.2  # share of expected tokens ignored in the decision, since the maximum is biased
 LEARN_PRICE = 0.3  # of an empty draft, for a sequence that learns only
-MIN_WORTH = 0.5  # of a row's price in tokens, below which growers add no node
+MIN_WORTH = 0.5  # min acceptance of a node, as a share of its cost in tokens
 
 PLAIN, LEARN = Plan(0, learns=False), Plan(0)
 
 
 class Budget(Controller):
-    """At most `nodes` nodes and `depth` levels; fewer, or none, where that is faster."""
+    """At most `nodes` nodes and `depth` levels; fewer or none if that is faster."""
 
     def __init__(self, *, nodes: int = 32, depth: int = 16) -> None:
-        if not 1 <= nodes <= MOST or depth < 1:
+        if not 1 <= nodes <= MAX_NODES or depth < 1:
             raise ConfigError(
-                f"budget needs 1 to {MOST} nodes and a depth of at least 1, got {nodes=} and "
-                f"{depth=}; to draft nothing use the drafter 'none'"
+                f"budget needs 1 to {MAX_NODES} nodes and a depth of at least 1, got {nodes=} and "
+                f"{depth=}; for plain decoding use drafter 'none'"
             )
         self.nodes, self.depth = nodes, depth
         self._probe = Plan(min(PROBE, nodes), depth)
@@ -54,19 +54,19 @@ class Budget(Controller):
         self._num, self._roots, self._plain = 0, 0, 0.0  # of the last step; seconds without drafts
         self._account, self._is_overdrawn = 0.0, False
         self._review = 0  # drafting steps until the next decision
-        self._wait, self._backoff = 0.0, 1.0  # steps until the next draft, now and once it is empty
+        self._wait, self._backoff = 0.0, 1.0  # steps until the next draft; after an empty draft
         self._rests, self._probe_wait, self._num_probes = False, 0.0, 0
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._drafter = drafter
         self._records.clear()
-        if drafter.labels:  # else it never drafts, and steps need no price
+        if drafter.labels:  # else it never drafts
             self._cost = cost_of(target)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_overdrawn or not self._drafter.labels:
             return PLAIN
-        if not self._num:  # the first step shows how many sequences run
+        if not self._num:  # number of sequences is unknown before the first step
             return LEARN
         active, record = active_drafter(self._drafter, seq), self._records.get(seq)
         if record is None:
@@ -86,7 +86,7 @@ class Budget(Controller):
         if not self._drafter.labels:
             return
         num, roots = len(step.seqs), len(step.seqs) - step.num_common
-        self._plain = self._cost.whole(roots) + self._cost.aside(num, 0)
+        self._plain = self._cost.pass_time(roots) + self._cost.overhead(num, 0)
         if (num, roots) != (self._num, self._roots):
             self._account = self._account if self._num else CREDIT_STEPS * self._plain
             self._num, self._roots, self._review = num, roots, 0
@@ -100,9 +100,9 @@ class Budget(Controller):
         self._records.pop(seq, None)
 
     def _settle(self, step: Step) -> None:
-        """Counts what became of drafts, and puts what the step saved or lost on the account."""
+        """Counts accepted nodes, and adds the time saved or lost to the account."""
         drafts, empty, learning, spent = 0, 0, 0, 0.0
-        catch_up: dict[Hashable, float] = {}  # samples of one prompt share the reading
+        catch_up: dict[Hashable, float] = {}  # shared by the samples of one prompt
         parts = zip(step.seqs, step.plans, step.trees, step.verdicts, strict=True)
         for seq, plan, tree, verdict in parts:
             record, size = self._records.get(seq), len(tree)
@@ -117,20 +117,22 @@ class Budget(Controller):
                 catch_up[text] = max(catch_up.get(text, 0.0), record.catch_up)
                 record.add(plan.nodes, size, verdict.nodes)
         num, tokens = len(step.seqs), sum(map(len, step.emitted))
-        spent += self._cost.whole(self._roots + step.num_nodes) + sum(catch_up.values())
-        spent += self._cost.aside(num, drafts, empty) + LEARN_PRICE * self._cost.vain(learning)
+        spent += self._cost.pass_time(self._roots + step.num_nodes) + sum(catch_up.values())
+        spent += self._cost.overhead(
+            num, drafts, empty
+        ) + LEARN_PRICE * self._cost.empty_draft_seconds(learning)
         saved = self._plain * (tokens / num + PROBE_SHARE) - spent
         self._account = min(self._account + saved, CREDIT_STEPS * self._plain)
         self._is_overdrawn = self._account < (self._plain if self._is_overdrawn else 0.0)
         if drafts:
             self._review, self._backoff = self._review - 1, 1.0
         elif any(plan.nodes > 0 for plan in step.plans):
-            longest = self._cost.vain(empty) / (PROBE_SHARE * self._plain)
+            longest = self._cost.empty_draft_seconds(empty) / (PROBE_SHARE * self._plain)
             self._wait = min(self._backoff, max(longest, 1.0)) - 1
             self._backoff = self._wait * 2 + 2
 
     def _acceptance(self, drafter: Drafter) -> Acceptance:
-        """What is known of a drafter."""
+        """The acceptance counts of a drafter."""
         if drafter not in self._known:
             self._known[drafter] = Acceptance(drafter, self.nodes, self._num)
         return self._known[drafter]
@@ -151,8 +153,8 @@ class Budget(Controller):
         for (seq, record), size in zip(records, sizes, strict=True):
             if size:
                 least = MIN_WORTH * speed * (per_row + record.acceptance.per_node)
-                record.plan = Plan(size, self.depth, least=least)
-            elif is_review or record.plan is not self._probe:  # a probe under way goes on
+                record.plan = Plan(size, self.depth, min_acceptance=least)
+            elif is_review or record.plan is not self._probe:  # else continue the probe
                 record.plan = LEARN
                 resting.append((seq, record))
         self._rests = bool(resting)
@@ -162,8 +164,8 @@ class Budget(Controller):
     def _start_probe(self, seq: Sequence, record: Record) -> None:
         """Lets a resting sequence draft for PROBE steps, if the account holds the price."""
         cost, num, acceptance = self._cost, self._num, record.acceptance
-        extra = cost.whole(self._roots + PROBE) - cost.whole(self._roots)
-        extra += cost.aside(num, 1) - cost.aside(num, 0) + acceptance.seconds(PROBE)
+        extra = cost.pass_time(self._roots + PROBE) - cost.pass_time(self._roots)
+        extra += cost.overhead(num, 1) - cost.overhead(num, 0) + acceptance.seconds(PROBE)
         price = priced(acceptance.drafter).catch_up_seconds(seq) + PROBE * extra
         share = PROBE_SHARE * self._plain  # seconds that every step adds to the account
         missing = min(price, CREDIT_STEPS * self._plain) - self._account

@@ -1,8 +1,8 @@
 """All randomness of forerun: one small object that is passed as an argument.
 
-`SeededDice` is what runs; `EnumeratedDice` replays every outcome of a random program with its
-probability, so that "lossless" can be tested as an equality. Fast kernels read the same stream of
-uniforms through `peek` and `skip`; a kernel and its plain version therefore agree draw by draw.
+`SeededDice` serves generation. `EnumeratedDice` runs a random program once per outcome and gives
+the probability of each, so tests can check losslessness as an equality. Kernels read the same
+uniforms through `peek` and `skip`, so a kernel and its plain version agree draw by draw.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Dice(Protocol):
-    """What growers and verifiers may ask of chance."""
+    """The random draws that growers and verifiers use."""
 
     def choice(self, probs: np.ndarray) -> int:
-        """An index drawn in proportion to probs [n] (need not be normalised)."""
+        """An index drawn in proportion to probs [n], which need not be normalised."""
 
     def coin(self, heads: float) -> bool:
         """True with probability `heads`."""
@@ -28,27 +28,19 @@ class Dice(Protocol):
         """Up to `count` distinct indices of positive probability, in the order drawn."""
 
 
-NO_BLOCK = np.empty(0)
-
-
 class SeededDice:
-    """Reproducible dice over one stream of uniforms in [0, 1)."""
+    """Reproducible draws from one stream of uniforms in [0, 1)."""
 
     BLOCK = 1024
 
     def __init__(self, *seed: int) -> None:
         self._seed = seed
-        self._rng: np.random.Generator | None = None  # takes longer to make than a sequence
-        self._block = NO_BLOCK
+        self._rng: np.random.Generator | None = None  # made at the first draw
+        self._block = np.empty(0)
         self._at = 0
 
-    def ready(self) -> None:
-        """Draws the first block now: after another's that takes a fraction of what it does behind
-        a pass, which makes its code cold."""
-        self.peek(1)
-
     def peek(self, count: int) -> np.ndarray:
-        """The next `count` uniforms, not yet used up. Shape [count]."""
+        """The next `count` uniforms [count], without consuming them."""
         missing = self._at + count - len(self._block)
         if missing > 0:
             if self._rng is None:
@@ -60,7 +52,7 @@ class SeededDice:
         return self._block[self._at : self._at + count]
 
     def skip(self, count: int) -> None:
-        """Use up `count` uniforms that were peeked at: each value serves once."""
+        """Consumes `count` uniforms that were peeked at."""
         self._at += count
 
     def uniform(self) -> float:
@@ -78,9 +70,9 @@ class SeededDice:
         return index if index < len(sums) and probs[index] > 0 else int(np.flatnonzero(probs)[-1])
 
     def without_replacement(self, probs: np.ndarray, count: int) -> list[int]:
-        """Exponential race: arrival -log(u) / p; the order of arrival is Plackett-Luce's law.
+        """Exponential race: sorts -log(u) / p, which gives the Plackett-Luce order.
 
-        The same as Gumbel-Top-k (Kool et al. 2019): log p + g falls as the arrival time rises.
+        The same as Gumbel-Top-k (Kool et al. 2019).
         """
         noise = -np.log1p(-self.peek(len(probs)))
         self._at += len(probs)
@@ -90,7 +82,7 @@ class SeededDice:
 
 
 class EnumeratedDice:
-    """Walks all outcomes of a random program; `probability` is that of the current outcome."""
+    """Enumerates all outcomes of a random program; `probability` is that of the current one."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[np.ndarray, int]] = []

@@ -1,4 +1,4 @@
-"""What one forward pass is asked for: `Target.forward(ForwardBatch) -> list[Rows]`."""
+"""The input of one forward pass: `Target.forward(ForwardBatch) -> list[Rows]`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from forerun.core.tree import Tree
 
 NO_NEEDS: frozenset[str] = frozenset()
-FIELDS = frozenset(  # what `ForwardBatch.needs` may name; taps come as "taps:2,5,8"
+FIELDS = frozenset(  # names allowed in `ForwardBatch.needs`; taps are written "taps:2,5,8"
     {"logits", "hidden", "probes", "taps", "attention", "embeddings", "prompt_logits"}
 )
-# all that a target may give: see `ForwardBatch.kinds`
+# everything that `Target.gives` may name, see `ForwardBatch.kinds`
 EVERYTHING = FIELDS | {"layers", "resume", "prompt_rows", "positions", "dropped_cells"}
 
 
@@ -27,7 +27,7 @@ class Fields(NamedTuple):
     """The fields of `Rows` that a set of needs names."""
 
     hidden: bool = False
-    taps: tuple[int, ...] = ()  # layers, rising
+    taps: tuple[int, ...] = ()  # layers, ascending
     attention: bool = False
     embeddings: bool = False
     prompt_logits: bool = False
@@ -36,7 +36,7 @@ class Fields(NamedTuple):
 
 @lru_cache(maxsize=256)
 def fields(needs: frozenset[str]) -> Fields:
-    """Parses needs. Raises ConfigError for a name that no target knows, or a bad layer number."""
+    """Parses needs. Raises ConfigError for an unknown name or a bad layer number."""
     taps: set[int] = set()
     kinds: set[str] = set()
     for need in needs:
@@ -61,7 +61,7 @@ def fields(needs: frozenset[str]) -> Fields:
 def _layer_numbers(need: str, numbers: str) -> set[int]:
     parts = numbers.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"need {need!r} names no layers; write taps:2 or taps:2,5,8")
+        raise ConfigError(f"bad layer numbers in need {need!r}; write taps:2 or taps:2,5,8")
     return set(map(int, parts))
 
 
@@ -70,23 +70,23 @@ class ForwardBatch:
     """One forward pass over B sequences, each with its draft tree.
 
     All lists have B entries. Row 0 of a sequence is its root (the last token), row i + 1 is node i.
-    Indexes count a sequence's tokens first, then its nodes: node j has index len(tokens) + j.
+    Indices count the tokens of a sequence first, then its nodes: node j has index len(tokens) + j.
     """
 
     seqs: Many[Sequence]
     trees: Many[Tree]
     needs: frozenset[str] = NO_NEEDS  # fields of `Rows` in addition to logits, see FIELDS
     layers: range | tuple[int, ...] | None = None  # run only these, then final norm and head
-    # first index for which `Rows.prompt` is wanted; None: no prompt rows for this sequence
+    # first index of `Rows.prompt`; None: no prompt rows for this sequence
     prompt_rows: Many[int | None] | None = None
-    # int64 [len(tokens)], the position of each token where it is not its index; kept until the
-    # sequence is released, and continued by one per token
+    # int64 [len(tokens)], position ids other than 0, 1, 2, ...; kept until the sequence is
+    # released, and continued by one per token
     positions: Many[np.ndarray | None] | None = None
-    attention_queries: Many[Many[int]] | None = None  # indexes; default: the root
+    attention_queries: Many[Many[int]] | None = None  # indices; default: the root
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What a target must give to serve this batch; `Target.gives` names the same things."""
+        """What a target must support to serve this batch, in the names of `Target.gives`."""
         found = fields(self.needs).kinds
         extra = {
             "layers": self.layers is not None,
@@ -100,5 +100,5 @@ class ForwardBatch:
 
 
 def missing(needs: frozenset[str], gives: frozenset[str]) -> list[str]:
-    """The needs that a target with these `gives` cannot serve."""
+    """The needs that `gives` does not cover."""
     return sorted(need for need in needs if not fields(frozenset({need})).kinds <= gives)

@@ -1,4 +1,4 @@
-"""The processed law at every node of a tree, computed when somebody first looks at it."""
+"""Next-token distributions of the target at the nodes of a tree, computed on first access."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from forerun.verifiers._gpu_verdicts import TopLogits
 
 
-class Laws:
-    """laws[node] is the law [V] that the user is promised after the node's path; -1 is the root.
+class TargetProbs:
+    """Processed next-token distribution [V] at each node of a tree; index -1 is the root.
 
-    Each node is shaped with the history of its own path, and only nodes that are looked at cost
-    anything.
+    Shapers see the tokens on the path to the node. Each node is computed on first access.
     """
 
     def __init__(self, rows: Rows, seq: Sequence, tree: Tree, shapers: Many[Shaper]) -> None:
@@ -35,50 +34,51 @@ class Laws:
         self._is_plain = seq.states.count(None) == len(seq.states)
         self._logits: dict[int, np.ndarray] = {}
         self._probs: dict[int, np.ndarray] = {}
-        self._held: tuple[list[int], np.ndarray] | None = None  # nodes, laws [k, V]
+        self._given: tuple[list[int], np.ndarray] | None = None  # nodes, probs [k, V]
         self.num_top_logits = 0  # top logits per row to copy to the host
-        self.top_logits: TopLogits | None = None  # these entries, once they came to the host
+        self.top_logits: TopLogits | None = None  # set once they are on the host
 
     def __getitem__(self, node: int) -> np.ndarray:
         if node not in self._probs:
-            self._probs[node] = self._law(node)
+            self._probs[node] = self._compute(node)
         return self._probs[node]
 
-    def _law(self, node: int) -> np.ndarray:
-        """As somebody holds it, else computed."""
-        if self._held is not None:
-            nodes, probs = self._held
+    def _compute(self, node: int) -> np.ndarray:
+        if self._given is not None:
+            nodes, probs = self._given
             if node in nodes:
                 return probs[nodes.index(node)]
         return to_probs(self.logits(node), self.sampling)
 
     @property
     def is_temperature_only(self) -> bool:
-        """Whether the distribution is argmax or softmax(logits / T), with nothing else applied."""
+        """Whether each distribution is argmax or softmax(logits / T), with nothing else applied."""
         is_simple = self.sampling.is_greedy or self.sampling.is_tempered
         return is_simple and self._is_plain and type(self.rows) is Rows
 
     def unshaped(self) -> np.ndarray | None:
-        """Logits [n + 1, V] of the root and all nodes, contiguous float32 in main memory; None
-        where they are not, or more shapes them than a temperature above 0."""
+        """Logits [n + 1, V] of root and nodes as contiguous float32 in host memory.
+
+        None if they are stored otherwise, or if more than a temperature above 0 applies.
+        """
         is_plain = self._is_plain and self.sampling.is_tempered
         return self.rows.contiguous if is_plain and type(self.rows) is Rows else None
 
-    def hold(self, nodes: list[int], probs: np.ndarray) -> None:
-        """Keeps the laws [k, V] of some nodes, which somebody has computed from `unshaped`."""
-        self._held = nodes, probs
+    def set_probs(self, nodes: list[int], probs: np.ndarray) -> None:
+        """Stores distributions [k, V] of some nodes, computed elsewhere from `unshaped`."""
+        self._given = nodes, probs
 
     def at(self, nodes: list[int]) -> Many[np.ndarray] | np.ndarray:
-        """Their laws, in one array [n, V] where they lie so."""
-        if self._held is not None and self._held[0][: len(nodes)] == nodes:
-            return self._held[1][: len(nodes)]
+        """The distributions at `nodes`: an array [n, V] if `set_probs` stored them, else a list."""
+        if self._given is not None and self._given[0][: len(nodes)] == nodes:
+            return self._given[1][: len(nodes)]
         return [self[node] for node in nodes]
 
-    def over(self, rows: Rows) -> Laws:
-        """The same shaping of other rows of this tree."""
+    def with_rows(self, rows: Rows) -> TargetProbs:
+        """The same shaping applied to other rows of this tree."""
         other = copy(self)
         other.rows, other._logits, other._probs = rows, {}, {}
-        other._held = other.top_logits = None
+        other._given = other.top_logits = None
         return other
 
     def logits(self, node: int) -> np.ndarray:
@@ -93,7 +93,7 @@ class Laws:
         return self._logits[node]
 
     def logprobs(self, node: int) -> np.ndarray:
-        """The model's own log-probabilities [V]: unshaped, temperature 1, float64."""
+        """Log-probabilities [V] of the model: unshaped, temperature 1, float64."""
         return log_softmax(self.rows.row(node))
 
     def states(self, node: int) -> tuple[Any, ...]:
@@ -112,12 +112,12 @@ def advance(shapers: Many[Shaper], states: tuple[Any, ...], token: int) -> tuple
     )
 
 
-FOLD = 32  # tokens after a summary at which a new one is made
+FOLD_TOKENS = 32  # generated tokens after which a new summary is made
 
 
 @dataclass(frozen=True)
-class Past:
-    """Summary of a text up to some token; all states after it share it."""
+class HistorySummary:
+    """Token counts of a text up to some position, shared by all later states."""
 
     prompt: frozenset[int]
     counts: Mapping[int, int]  # of generated tokens
@@ -125,7 +125,7 @@ class Past:
 
     @cached_property
     def seen(self) -> np.ndarray:
-        """Ids [k] of all tokens of the text."""
+        """Distinct ids [k] of prompt and generated tokens."""
         return np.fromiter(self.prompt | self.counts.keys(), dtype=np.int64)
 
     @cached_property
@@ -136,13 +136,13 @@ class Past:
 
 
 class History(NamedTuple):
-    """State of `Adjust`: a value, made from the one before in a time that no text length changes.
+    """State of `Adjust`: a shared summary and the tokens since, fewer than FOLD_TOKENS.
 
-    It is a shared summary and the tokens since, fewer than FOLD.
+    Immutable. The next state is made in a time independent of the text length.
     """
 
     sampling: Sampling
-    past: Past
+    past: HistorySummary
     path: tuple[int, ...] = ()
 
     @property
@@ -157,14 +157,16 @@ class History(NamedTuple):
     def then(self, token: int) -> History:
         """The state after one more token."""
         path = (*self.path, token)
-        if len(path) < FOLD:
+        if len(path) < FOLD_TOKENS:
             return self._replace(path=path)
-        past = Past(self.past.prompt, self.generated + Counter([token]), self.num_generated + 1)
+        past = HistorySummary(
+            self.past.prompt, self.generated + Counter([token]), self.num_generated + 1
+        )
         return History(self.sampling, past)
 
 
 class Adjust(Shaper):
-    """Bias, bans, minimum length and penalties: the sampling parameters that act on logits."""
+    """Applies logit bias, banned tokens, minimum length and penalties."""
 
     def __init__(self, eos_ids: Many[int] = ()) -> None:
         self.eos_ids = tuple(eos_ids)
@@ -173,7 +175,7 @@ class Adjust(Shaper):
         if not seq.sampling.adjusts:
             return None
         prompt, generated = frozenset(seq.tokens[: seq.num_prompt]), seq.generated
-        return History(seq.sampling, Past(prompt, Counter(generated), len(generated)))
+        return History(seq.sampling, HistorySummary(prompt, Counter(generated), len(generated)))
 
     def advance(self, state: History, token: int) -> History:
         return state.then(token)
@@ -193,7 +195,7 @@ class Adjust(Shaper):
         return token not in self._banned(state)
 
     def _banned(self, state: History) -> tuple[int, ...]:
-        """Tokens of probability 0: those banned, and the ends while the text is too short."""
+        """Banned tokens, and end tokens while the text is shorter than min_new_tokens."""
         s = state.sampling
         if state.num_generated >= s.min_new_tokens:
             return s.banned_tokens
@@ -201,7 +203,7 @@ class Adjust(Shaper):
 
 
 def _repetition(logits: np.ndarray, state: History) -> None:
-    """Divides (multiplies, if negative) the logits [V] of all tokens of the text, in place."""
+    """Repetition penalty, in place: divides positive logits of seen tokens, multiplies negative."""
     past, r = state.past, state.sampling.repetition_penalty
     new = [t for t in set(state.path) if t not in past.counts and t not in past.prompt]
     seen = np.concatenate([past.seen, np.array(new, dtype=np.int64)]) if new else past.seen
@@ -210,7 +212,7 @@ def _repetition(logits: np.ndarray, state: History) -> None:
 
 
 def _counted(logits: np.ndarray, state: History) -> None:
-    """Takes presence and frequency penalties off logits [V] of generated tokens, in place."""
+    """Subtracts presence and frequency penalties from logits [V] of generated tokens, in place."""
     s, (ids, counts) = state.sampling, state.past.table
     new = Counter(state.path)
     late = np.fromiter(new, dtype=np.int64, count=len(new))

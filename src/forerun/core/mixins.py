@@ -1,4 +1,4 @@
-"""What only some drafters have: shared state, files, costs. Helpers answer for the others."""
+"""Optional interfaces of drafters: shared state, saved state, costs; and defaults for the rest."""
 
 from __future__ import annotations
 
@@ -11,85 +11,85 @@ from forerun.errors import ConfigError
 
 
 class Shared(Drafter):
-    """A drafter with state that outlives a sequence: learned from a group or a tenant."""
+    """A drafter with state shared by the sequences of a group or tenant."""
 
     def forget(self, group: Hashable) -> None:
         """The group, or the tenant of ("tenant", name), is finished; drop its state."""
 
 
 class Persistent(Shared):
-    """A drafter that can be saved: what it learns of a tenant becomes a `Snapshot`.
+    """A drafter with state that can be saved, one `Snapshot` per tenant.
 
-    keep, snapshot and restore raise ConfigError if it learns nothing for that tenant alone.
+    keep, snapshot and restore raise ConfigError if it has no state of that tenant alone.
     """
 
-    kept: frozenset[str] = frozenset()  # tenants to be saved; it is shown all of their steps
+    kept: frozenset[str] = frozenset()  # tenants to save; the drafter observes all their steps
 
     def keep(self, tenant: str = "") -> None:
-        """What it learns of a tenant outlives the sequences until `release`."""
+        """Keeps the state of a tenant until `release`."""
         raise ConfigError(_cannot_save(self))
 
     def release(self, tenant: str = "") -> None:
-        """Ends `keep`: the tenant's state lives as long as it does by default."""
+        """Ends `keep`: the default lifetime applies again."""
 
     def snapshot(self, tenant: str = "") -> Snapshot:
-        """What it has learned of a tenant."""
+        """The state of a tenant."""
         raise ConfigError(_cannot_save(self))
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
-        """Replaces what it knows of a tenant by a snapshot, and keeps it.
+        """Replaces the state of a tenant by a snapshot, and keeps it.
 
-        Raises ConfigError also for a snapshot made with other settings.
+        Raises ConfigError for a snapshot made with other settings.
         """
         raise ConfigError(_cannot_save(self))
 
     @classmethod
     def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        """One snapshot of several; beyond `max_bytes` the least recently used entries go."""
-        raise ConfigError(f"drafters of class {cls.__name__} cannot be saved, so nothing to merge")
+        """One snapshot of several; drops the least recently used entries beyond `max_bytes`."""
+        raise ConfigError(f"drafters of class {cls.__name__} have no saved state to merge")
 
 
 class Priced(Drafter):
-    """A drafter with costs that matter. The defaults hold for drafters without it."""
+    """A drafter with costs above the overhead that `Cost` includes for every draft."""
 
-    learns: bool = True  # whether it takes time to observe a step
+    learns: bool = True  # whether observing a step costs time
 
     def active_drafter(self, seq: Sequence) -> Drafter:
         """The drafter that would draft for a sequence now: itself, or one of its parts."""
         return self
 
     def draft_seconds(self, nodes: int, num: int = 1) -> float:
-        """Seconds of a draft of so many nodes beyond what every draft takes (`Cost.aside`).
+        """Seconds of a draft of `nodes` nodes, without `Cost.overhead`.
 
         num: sequences that draft at once; the result is the share of one.
         """
         return 0.0
 
     def catch_up_seconds(self, seq: Sequence) -> float:
-        """Seconds that the next draft takes in addition, to read text that it has not read yet."""
+        """Extra seconds of the next draft, to process tokens that the drafter has not read yet."""
         return 0.0
 
     def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
-        """Acceptance assumed at first: of a draft's first node, and of a child of a sure node.
+        """Prior acceptance: of a draft's first node, and of the child of an accepted node.
 
         num: sequences that draft at once.
         """
         return 0.5, 0.8
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        """Bytes that it takes to draft for so many sequences of so many tokens.
+        """Bytes needed to draft for `seqs` sequences of `tokens` tokens.
 
-        taken: bytes that others take. Raises CapacityError if there is no room for both.
+        taken: bytes used by other parts. Raises CapacityError if memory cannot hold both.
         """
         return 0
 
 
-DEFAULTS = Priced()
+DEFAULT_COSTS = Priced()
 
 
 def priced(drafter: Drafter) -> Priced:
-    """What to ask for a drafter's costs: itself, or the defaults."""
-    return drafter if isinstance(drafter, Priced) else DEFAULTS
+    """The cost interface of a drafter: itself, or the defaults."""
+    return drafter if isinstance(drafter, Priced) else DEFAULT_COSTS
 
 
 def active_drafter(drafter: Drafter, seq: Sequence) -> Drafter:
@@ -98,7 +98,7 @@ def active_drafter(drafter: Drafter, seq: Sequence) -> Drafter:
 
 
 def forget(drafter: Drafter, group: Hashable) -> None:
-    """As `Shared.forget`; nothing for a drafter without shared state."""
+    """`Shared.forget`; no effect on a drafter without shared state."""
     if isinstance(drafter, Shared):
         drafter.forget(group)
 
@@ -112,17 +112,17 @@ def persistent(drafter: Drafter) -> Persistent:
 
 def _cannot_save(drafter: Drafter) -> str:
     name = name_of(drafter)
-    return f"drafter {name!r} has nothing that could be saved; use it without a memory file"
+    return f"drafter {name!r} has no state to save; use it without a memory file"
 
 
 def parts_of(drafter: Drafter) -> Iterator[Drafter]:
-    """A drafter, and all that it is made of."""
+    """A drafter and, recursively, its parts."""
     yield drafter
     for part in drafter.parts:
         yield from parts_of(part)
 
 
 def observes(drafter: Drafter, seq: Sequence, plan: Plan) -> bool:
-    """Whether a drafter is shown the step of a sequence with this plan."""
-    is_asked = plan.nodes > 0 or plan.learns or bool(drafter.needs)
-    return is_asked or seq.tenant in getattr(drafter, "kept", ())
+    """Whether a drafter observes the step of a sequence with this plan."""
+    needs_step = plan.nodes > 0 or plan.learns or bool(drafter.needs)
+    return needs_step or seq.tenant in getattr(drafter, "kept", ())

@@ -1,4 +1,4 @@
-"""The records that cross module borders. Everything else is derived from them."""
+"""Records that cross module borders: sequences, plans, rows, verdicts, steps, costs, snapshots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from forerun.core.dice import Dice
-    from forerun.core.logits import Laws
+    from forerun.core.logits import TargetProbs
     from forerun.core.sampling import Sampling
 
 
@@ -26,40 +26,40 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass(eq=False)
 class Sequence:
-    """One trajectory: its tokens, its randomness, what the user asked of it."""
+    """One trajectory: tokens, sampling parameters, randomness and per-part state."""
 
     tokens: list[int]  # prompt and generated so far
     num_prompt: int
     sampling: Sampling
     dice: Dice
-    limit: int  # most tokens that may be generated: max_new_tokens, or less where the context ends
+    limit: int  # max tokens to generate: max_new_tokens, or fewer if the context ends earlier
     group: Hashable = None  # trajectories of one prompt share a group
     index: int = 0  # trajectory number within the group
-    tenant: str = ""  # owner of the text: nothing learned from it may reach another tenant
+    tenant: str = ""  # owner of the text; state learned from it never reaches another tenant
     finish: str | None = None  # "stop", "length", "cancelled"; None while it runs
-    end: int | None = None  # where a stop string cut the tokens off, if one did
+    end: int | None = None  # index at which a stop string cut the tokens
     states: tuple[Any, ...] = ()  # one per shaper of the engine
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
-    # state of parts, by the part or (part, name); it ends with the sequence
+    # state of parts, keyed by the part or (part, name); dropped with the sequence
     scratch: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def generated(self) -> list[int]:
-        """What counts as output: up to the stop string, if one was met."""
+        """The output tokens, cut at a stop string."""
         return self.tokens[self.num_prompt : self.end]
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated, those that a stop string cut off counted."""
+        """Number of generated tokens, including those that a stop string cut off."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_left(self) -> int:
-        """How many tokens may still be generated."""
+        """Number of tokens that may still be generated."""
         return self.limit + self.num_prompt - len(self.tokens)
 
 
-def never(q: Proposal, token: int) -> bool:
+def never_stop(q: Proposal, token: int) -> bool:
     """The default of `Plan.stop`."""
     return False
 
@@ -68,33 +68,34 @@ def never(q: Proposal, token: int) -> bool:
 class Plan:
     """How much to draft for one sequence in one step."""
 
-    nodes: int = 8  # largest tree, the root not counted; 0 is plain decoding
-    depth: int = 16  # longest path
-    stop: Callable[[Proposal, int], bool] = never  # asked after a token is kept, never to drop it
-    least: float = 0.0  # smallest chance of acceptance worth a node; for growers that know chances
-    learns: bool = True  # whether the drafter is shown this step even if it drafts nothing
+    nodes: int = 8  # max tree size without the root; 0 is plain decoding
+    depth: int = 16  # max path length
+    # called after a token is added; True ends the path below it and never removes the token
+    stop: Callable[[Proposal, int], bool] = never_stop
+    min_acceptance: float = 0.0  # of a node, for growers that estimate acceptance
+    learns: bool = True  # whether the drafter observes this step even if it drafts nothing
 
     @cached_property
     def is_empty(self) -> bool:
         return self.nodes <= 0 or self.depth <= 0
 
     def sized(self, nodes: int) -> Plan:
-        """The plan with another number of nodes."""
-        return Plan(nodes, self.depth, self.stop, self.least, self.learns)
+        """The plan with `nodes` nodes."""
+        return Plan(nodes, self.depth, self.stop, self.min_acceptance, self.learns)
 
     def within(self, depth: int) -> Plan:
         """The plan with at most `depth` levels."""
         if self.depth <= depth:
             return self
-        return Plan(self.nodes, max(depth, 0), self.stop, self.least, self.learns)
+        return Plan(self.nodes, max(depth, 0), self.stop, self.min_acceptance, self.learns)
 
 
 @dataclass(frozen=True, eq=False)
 class PromptRows:
-    """Rows of the tokens from `start` up to the one before the root; a field is None unless asked.
+    """Rows of the m tokens from `start` up to the one before the root.
 
-    m tokens: logits [m, V], hidden [m, d] after the final norm, taps: layer -> [m, d], embeddings
-    [m, d].
+    logits [m, V], hidden [m, d] after the final norm, taps: layer -> [m, d], embeddings [m, d];
+    None unless requested.
     """
 
     start: int
@@ -105,17 +106,17 @@ class PromptRows:
 
 
 class Rows:
-    """What one forward pass returns for one sequence; row 0 is the root, row i + 1 is node i.
+    """The output of one forward pass for one sequence; row 0 is the root, row i + 1 is node i.
 
-    logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. The others are
-    None unless `ForwardBatch.needs` names them:
+    logits [n + 1, V]: an array if NumPy can read them in place, else a tensor. The other fields
+    are None unless `ForwardBatch.needs` names them:
         hidden      [n + 1, d], after the final norm
         taps        layer -> [n + 1, d], residual stream after that layer (0 is the first layer)
         attention   layer -> [heads, queries, cells], softmax weights of `attention_queries`
         embeddings  [n + 1, d], rows of the input embedding matrix
-        prompt      `PromptRows`, where `ForwardBatch.prompt_rows` asks for them
+        prompt      `PromptRows`, if `ForwardBatch.prompt_rows` requests them
         probes      logits [k, V] of nodes that the verifier appended
-    lead: the sequence of the pass that these rows were computed for, if it has the same text.
+    lead: index of the sequence with the same text that these rows were computed for, if any.
     """
 
     lead: int | None = None
@@ -131,18 +132,18 @@ class Rows:
         embeddings: torch.Tensor | None = None,
         prompt: PromptRows | None = None,
     ) -> None:
-        self.hidden, self._given, self._probes = hidden, logits, probes
+        self.hidden, self._raw, self._probes = hidden, logits, probes
         self.taps, self.attention, self.embeddings = taps, attention, embeddings
         self.prompt = prompt
-        # whether the logits lie on an accelerator
-        self.is_away = not isinstance(logits, np.ndarray) and not logits.is_cpu
+        # whether the logits are on an accelerator
+        self.is_on_device = not isinstance(logits, np.ndarray) and not logits.is_cpu
 
     @cached_property
     def logits(self) -> torch.Tensor:
         """[n + 1, V]."""
         import torch
 
-        return torch.as_tensor(self._given)
+        return torch.as_tensor(self._raw)
 
     @property
     def probes(self) -> torch.Tensor | None:
@@ -153,8 +154,8 @@ class Rows:
 
     @property
     def contiguous(self) -> np.ndarray | None:
-        """The logits if NumPy reads them in place, as float32 without gaps; else None."""
-        given = self._given
+        """The logits as a contiguous float32 array; None if they are stored otherwise."""
+        given = self._raw
         if not isinstance(given, np.ndarray) or given.dtype != FLOAT32:
             return None
         return given if given.flags.c_contiguous else None
@@ -162,18 +163,18 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """Bytes of the logits."""
-        return self._given.nbytes
+        return self._raw.nbytes
 
     def split(self, nodes: int) -> Rows:
-        """The rows of the root and of `nodes` nodes; what comes after them are probes."""
+        """The rows of the root and the first `nodes` nodes; later rows become probes."""
         stop = nodes + 1
-        if len(self._given) <= stop:
+        if len(self._raw) <= stop:
             return self
         taps = None if self.taps is None else {i: x[:stop] for i, x in self.taps.items()}
         return Rows(
-            self._given[:stop],
+            self._raw[:stop],
             None if self.hidden is None else self.hidden[:stop],
-            self._given[stop:],
+            self._raw[stop:],
             taps=taps,
             attention=self.attention,
             embeddings=None if self.embeddings is None else self.embeddings[:stop],
@@ -181,12 +182,12 @@ class Rows:
         )
 
     def row(self, node: int) -> np.ndarray:
-        """Logits of `node` (-1: the root) as NumPy [V]; half precisions are widened."""
-        return _wide(self._given[node + 1])
+        """Logits of `node` (-1: the root) as NumPy [V]; half precision becomes float32."""
+        return _wide(self._raw[node + 1])
 
     def probe(self, i: int) -> np.ndarray:
-        """Logits of the i-th appended node, as `row` gives them."""
-        assert self._probes is not None, "nothing was appended"
+        """Logits [V] of the i-th probe node."""
+        assert self._probes is not None, "there are no probes"
         return _wide(self._probes[i])
 
 
@@ -198,44 +199,42 @@ def _wide(row: torch.Tensor | np.ndarray) -> np.ndarray:
     return row.detach().cpu().numpy()
 
 
-@dataclass  # not frozen: that would take most of the time of making one, in every step
+@dataclass
 class Verdict:
-    """Outcome of verification: accepted nodes from the top down, then one correction or bonus."""
+    """Result of verification: accepted nodes from the top down, and a correction or bonus token."""
 
     nodes: list[int]
     token: int
     logw: float = 0.0  # log importance weight; 0 for every exact rule
 
     def tokens(self, tree: Tree) -> list[int]:
-        """The tokens that it adds to the sequence."""
-        if not self.nodes:
-            return [self.token]
-        return [*map(int, map(tree.tokens.__getitem__, self.nodes)), self.token]
+        """The tokens to append to the sequence."""
+        return [*tree.tokens[self.nodes].tolist(), self.token] if self.nodes else [self.token]
 
 
 @dataclass
 class Step:
-    """What one step of the loop did; published to everything that learns or counts."""
+    """The result of one engine step, passed to all listeners."""
 
     seqs: list[Sequence]
     plans: list[Plan]
     trees: list[Tree]
-    laws: list[Laws]  # laws[i][node]: the processed law at a node of tree i
+    laws: list[TargetProbs]  # laws[i][node]: processed distribution at a node of tree i
     verdicts: list[Verdict]
     emitted: list[list[int]]  # tokens appended per sequence, after cutting at a stop
-    times: dict[str, float] = field(default_factory=dict)  # seconds spent: draft, forward, verify
+    times: dict[str, float] = field(default_factory=dict)  # seconds: draft, forward, verify
     clock: float = 0.0  # perf_counter when verification ended
-    starts: Many[int] = ()  # tokens of each sequence before the step, if known
-    leads: Many[int] = ()  # of each sequence the one whose rows it took, if any took another's
+    starts: Many[int] = ()  # number of tokens of each sequence before the step; () if unknown
+    leads: Many[int] = ()  # index of the sequence that provided the rows; () if each used its own
 
     @property
     def num_common(self) -> int:
-        """Sequences that took the rows of others."""
+        """Number of sequences that used the rows of another."""
         return len(self.leads) - len(set(self.leads))
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that were computed; those of a tree that several have count once."""
+        """Number of nodes computed; a tree shared by several sequences counts once."""
         sizes = [len(tree.tokens) for tree in self.trees]
         if not self.leads:
             return sum(sizes)
@@ -245,72 +244,67 @@ class Step:
         return sum(largest.values())
 
     def start(self, i: int) -> int:
-        """How many tokens sequence i had before the step."""
+        """Number of tokens of sequence i before the step."""
         return self.starts[i] if self.starts else len(self.seqs[i].tokens) - len(self.emitted[i])
 
     def visited(self, i: int) -> list[int]:
-        """Nodes of tree i that an emitted token follows, one per token; -1 is the root."""
+        """The node of tree i that each emitted token was sampled at; -1 is the root."""
         return [-1, *self.verdicts[i].nodes][: len(self.emitted[i])]
 
-    def of(self, rows: Many[int]) -> Step:
-        """The same as if only some of its sequences had taken part, each with rows of its own."""
+    def select(self, rows: Many[int]) -> Step:
+        """The step restricted to the sequences with indices `rows`."""
         lists = ("seqs", "plans", "trees", "laws", "verdicts", "emitted")
         some: dict[str, Any] = {name: [getattr(self, name)[i] for i in rows] for name in lists}
         some["starts"] = [self.start(i) for i in rows]
         return replace(self, leads=(), **some)
 
 
-KNOWN = 1024  # rows for which a cost keeps its seconds
+MAX_TABULATED_ROWS = 1024  # of `Cost.pass_time`
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step: of its pass at some numbers of rows, rising, and of what comes beside it.
+    """Cost model of a step, in seconds: forward pass by number of rows, plus overhead.
 
-    Between the rows and beyond the last there are lines.
+    The pass time is linear between the measured row counts and beyond the last.
     """
 
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]  # of a pass over one sequence
-    per_step: float = 0.0  # beside the pass, whatever is drafted
+    rows: tuple[int, ...]  # ascending
+    seconds: tuple[float, ...]  # of a pass of one sequence with that many rows
+    per_step: float = 0.0  # overhead of every step
     per_seq: float = 0.0
-    per_draft: float = 0.0  # for each sequence that drafts and learns, its rows not counted
-    drafting: float = 0.0  # once more where any of them drafts
-    per_look: float = 0.0  # for each sequence of which the drafter knows nothing, though asked
-    looking: float = 0.0  # once more where that is so and nobody drafts
+    per_draft: float = 0.0  # for each sequence that drafts, without its rows
+    fixed_draft: float = 0.0  # once per step in which any sequence drafts
+    per_empty_draft: float = 0.0  # for each sequence with an empty draft
+    fixed_empty: float = 0.0  # once per step in which all drafts are empty
 
     def at(self, rows: float | np.ndarray) -> np.ndarray:
-        """Seconds of a pass over so many rows of one sequence."""
+        """Seconds of a pass with `rows` rows of one sequence."""
         within = np.interp(rows, self.rows, self.seconds)
         return within + np.maximum(np.subtract(rows, self.rows[-1]), 0) * self._last
 
-    def whole(self, rows: int) -> float:
-        """The same for one number of rows, looked up."""
-        return self._known[rows] if rows < KNOWN else float(self.at(rows))
+    def pass_time(self, rows: int) -> float:
+        """`at` for one number of rows, tabulated."""
+        return self._table[rows] if rows < MAX_TABULATED_ROWS else float(self.at(rows))
 
-    def aside(self, seqs: float, drafts: float, looks: float = 0) -> float:
-        """Seconds of a step beside its pass.
+    def overhead(self, seqs: float, drafts: float, empty: float = 0) -> float:
+        """Seconds of a step of `seqs` sequences without its pass.
 
-        Of so many sequences `drafts` draft, on average, and `looks` were looked up in vain.
+        drafts: mean number of sequences that draft. empty: number of empty drafts.
         """
         each = self.per_seq * seqs + self.per_draft * drafts
-        drafting = self.drafting * min(drafts, 1.0)
-        if looks:
-            drafting = max(drafting + self.per_look * looks, self.vain(looks))
+        drafting = self.fixed_draft * min(drafts, 1.0)
+        if empty:
+            drafting = max(drafting + self.per_empty_draft * empty, self.empty_draft_seconds(empty))
         return self.per_step + each + drafting
 
-    def drafted(self, times: float) -> Cost:
-        """The same with a drafter that costs so many times as much."""
-        names = ("per_draft", "drafting", "per_look", "looking")
-        return replace(self, **{name: times * getattr(self, name) for name in names})
-
-    def vain(self, looks: float) -> float:
-        """Seconds of so many looks that find nothing in one step."""
-        return self.looking * min(looks, 1.0) + self.per_look * looks
+    def empty_draft_seconds(self, empty: float) -> float:
+        """Seconds of `empty` empty drafts in one step without other drafts."""
+        return self.fixed_empty * min(empty, 1.0) + self.per_empty_draft * empty
 
     @cached_property
-    def _known(self) -> list[float]:
-        return _known(self.rows, self.seconds)
+    def _table(self) -> list[float]:
+        return _pass_times(self.rows, self.seconds)
 
     @property
     def _last(self) -> float:
@@ -319,20 +313,20 @@ class Cost:
 
 
 @lru_cache(maxsize=64)
-def _known(rows: tuple[int, ...], seconds: tuple[float, ...]) -> list[float]:
-    """Seconds of passes over 0, 1, 2, ... rows; one list for a curve, whoever drafts beside it."""
-    return Cost(rows, seconds).at(np.arange(KNOWN)).tolist()
+def _pass_times(rows: tuple[int, ...], seconds: tuple[float, ...]) -> list[float]:
+    """Seconds of passes over 0, 1, 2, ... rows."""
+    return Cost(rows, seconds).at(np.arange(MAX_TABULATED_ROWS)).tolist()
 
 
-class Lent(int):
-    """Bytes that several parts report because all use them; `Model` counts a `key` once."""
+class SharedBytes(int):
+    """Bytes reported by several parts that share them; `Model` counts each `key` once."""
 
-    def __new__(cls, size: int, key: Hashable) -> Lent:
+    def __new__(cls, size: int, key: Hashable) -> SharedBytes:
         made = super().__new__(cls, size)
         made.key = key
         return made
 
-    # for copies, as records of a run make them
+    # for copy and pickle
     def __getnewargs__(self) -> tuple[int, Hashable]:  # type: ignore[override]
         return int(self), self.key
 
@@ -341,12 +335,12 @@ class Lent(int):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a part has learned, as arrays and plain values: what is saved, restored and merged."""
+    """The learned state of a part as arrays and plain values, for saving and merging."""
 
-    kind: str  # registered name of who can read the arrays
+    kind: str  # registered name of the part
     arrays: dict[str, np.ndarray] = field(repr=False)
-    settings: dict[str, Any]  # JSON; snapshots that differ in one do not fit together
-    counts: dict[str, int]  # what it was learned from and what it holds; "tokens" is always there
+    settings: dict[str, Any]  # JSON; snapshots with different settings cannot be merged
+    counts: dict[str, int]  # statistics; always has "tokens"
 
     @property
     def nbytes(self) -> int:
@@ -354,7 +348,7 @@ class Snapshot:
         return sum(array.nbytes for array in self.arrays.values())
 
     def expect(self, kind: str) -> None:
-        """Raises ConfigError unless it is of a kind."""
+        """Raises ConfigError unless the snapshot is of this kind."""
         if self.kind != kind:
             raise ConfigError(
                 f"expected a memory of {kind}, got one of {self.kind}; use drafter {self.kind}, or "
@@ -362,7 +356,7 @@ class Snapshot:
             )
 
     def check(self, settings: dict[str, Any]) -> None:
-        """Raises ConfigError unless it was made with these settings."""
+        """Raises ConfigError unless the snapshot was made with these settings."""
         for name, wanted in settings.items():
             found = self.settings.get(name)
             if found != wanted:
@@ -374,5 +368,5 @@ class Snapshot:
 
 
 def written(value: Any) -> str:
-    """As users write it: lists with +."""
+    """An option value as users write it: lists joined by +."""
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,7 +1,7 @@
-"""The roles that methods play. A part declares what it needs; the engine honours or refuses it.
+"""Base classes of all parts. A part declares what it needs; the engine checks it at construction.
 
-Randomness is always an argument (`dice`), so that tests can enumerate it. What only some drafters
-have, saved state and costs, is in `mixins.py`.
+Randomness is always an argument (`dice`), so tests can enumerate it. Optional interfaces of
+drafters are in `mixins.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from forerun.core.dice import Dice
-    from forerun.core.logits import Laws
+    from forerun.core.logits import TargetProbs
     from forerun.core.sampling import Sampling
 
 Path = tuple[int, ...]  # tokens below the root
@@ -31,40 +31,41 @@ Growth = Generator[list[Path], list[Proposal | None], Tree]
 
 
 class Target(ABC):
-    """The model whose law is kept. State follows tokens: caches keep the common prefix."""
+    """The model that defines the output distribution. Its KV cache keeps the common prefix."""
 
     vocab_size: int
-    context: int  # longest sequence, in tokens
-    shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
-    curve: Cost | None = None  # of its passes alone, once they were measured
-    cost: Cost | None = None  # of steps, likewise
+    context: int  # max tokens of a sequence
+    shape: str = ""  # cache key of pass times: model, dtype, device; empty: unknown
+    curve: Cost | None = None  # measured times of forward passes
+    cost: Cost | None = None  # measured times of steps
     is_async = False  # whether a device computes between `launch` and `collect`
-    is_slow_at_first = False  # whether the first pass of a shape is slower than later ones
+    is_slow_at_first = False  # whether the first pass of each shape compiles
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # see `ForwardBatch.kinds`
 
-    turns: FairLock  # held for a step, and by all else that uses it, its twins or their drafters
+    turns: FairLock  # lock of the weights and of all targets and drafters that share them
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         found = super().__new__(cls)
-        found.turns = FairLock()  # a copy's place is taken by the original's, which it shares
+        found.turns = FairLock()  # a twin replaces it by the lock of its original
         return found
 
     def warm_up(self) -> None:
-        """Compiles what it runs."""
+        """Compiles its kernels."""
 
     def twin(self) -> Target:
-        """The same model, which holds no sequence yet. Raises ConfigError if there can be none."""
-        raise ConfigError(f"there can be no second target {name_of(self)!r} on the same weights")
+        """A second target on the same weights, with an empty cache. Raises ConfigError if it
+        cannot be made."""
+        raise ConfigError(f"target {name_of(self)!r} cannot share its weights with a second one")
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> list[Rows]:
-        """Rows for the root and every node of each tree, in one pass over the batch.
+        """Rows of the root and every node of each tree, in one pass over the batch.
 
-        Raises ConfigError for what `gives` does not name.
+        Raises ConfigError for a need that `gives` lacks.
         """
 
     def launch(self, batch: ForwardBatch) -> list[Rows]:
-        """Starts a forward pass, as `forward`; its rows are valid after `collect`."""
+        """Starts `forward`; the rows are valid after `collect`."""
         return self.forward(batch)
 
     def collect(self) -> None:
@@ -72,13 +73,13 @@ class Target(ABC):
 
     @abstractmethod
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
-        """Keeps the state of the accepted paths and drops the rest."""
+        """Keeps the KV cells of the accepted paths and drops the rest."""
 
     def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes new weights between two steps; running sequences are computed again.
+        """Replaces weights between two steps; the KV cache is computed again.
 
-        state: tensors by their names in the Hugging Face checkpoint; parts that it leaves out stay.
-        Raises ModelError for an unknown name or a wrong shape, before any weight has changed.
+        state: tensors named as in the Hugging Face checkpoint; other weights stay. Raises
+        ModelError for an unknown name or a wrong shape, before any weight changes.
         """
         raise ConfigError(
             f"target {name_of(self)!r} cannot take new weights; load it from a model folder"
@@ -89,66 +90,66 @@ class Target(ABC):
 
     @property
     def num_held(self) -> int:
-        """Sequences that it holds now."""
+        """Number of sequences in the cache."""
         return 0
 
     def check_room(self, seqs: int, tokens: int) -> int:
-        """Bytes that so many sequences of so many tokens will take beside those that it holds.
+        """Bytes that `seqs` more sequences of `tokens` tokens need.
 
-        Raises CapacityError if they cannot be held.
+        Raises CapacityError if they do not fit into memory.
         """
         return 0
 
     def reused(self, seq: Sequence) -> int:
-        """How many of its tokens were held already, from others, when it joined."""
+        """Number of prompt tokens that a sequence took from the cache of others."""
         return 0
 
 
 class Source(ABC):
-    """A next-token distribution given a path: what a drafter knows."""
+    """The next-token distribution q of a drafter, given a path."""
 
     @abstractmethod
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
-        """q after seq.tokens + path for each request; None where the source knows nothing."""
+        """q after seq.tokens + path for each request; None if the source has none."""
 
 
 class Grower(ABC):
-    """How a tree grows out of a source. The only code that draws, hence the only that labels.
+    """Builds a draft tree from a source. Only growers draw tokens and label nodes.
 
-    `grow` is a generator: it yields the paths whose q it wants and is sent the proposals, so one
-    scalar text serves a whole batch. Laws that it keeps: label at the draw; stop after a doubtful
-    token, never drop it; prune or reorder POINT nodes only, or before drawing.
+    `grow` is a generator: it yields the paths for which it needs q and is sent the proposals, so
+    scalar code serves a batch. Rules: label a node when it is drawn; stop after an unlikely token,
+    never remove it; prune or reorder POINT nodes only, or before drawing.
     """
 
     labels: frozenset[str]  # subset of {"point", "iid", "swor"}
 
     @abstractmethod
     def grow(self, plan: Plan, dice: Dice) -> Growth:
-        """Grows one tree of at most plan.nodes nodes and plan.depth levels."""
+        """Builds one tree of at most plan.nodes nodes and plan.depth levels."""
 
 
 class Drafter:
     """Proposes a draft tree per sequence. The default proposes nothing: plain decoding.
 
-    labels: how its tokens are found, of "point", "iid", "swor". needs: outputs of the forward pass
-    that it reads; with any it is shown every step, also those in which it did not draft.
+    labels: how tokens are drawn, a subset of "point", "iid", "swor". needs: forward-pass outputs
+    that it reads; a drafter with needs observes every step, also those without a draft.
     """
 
     labels: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
-    name: str = ""  # in statistics; empty: that of its module
-    parts: Many[Drafter] = ()  # drafters that it is made of
-    can_observe_late: bool = False  # whether a step may be shown during the next forward pass
+    name: str = ""  # in statistics; empty: the name of its module
+    parts: Many[Drafter] = ()  # drafters that it wraps
+    can_observe_late: bool = False  # whether it may observe a step during the next forward pass
     num_top_logits: int = 0  # top logits per row that it learns from; 0: whole rows
 
     def bind(self, target: Target) -> None:
-        """Learns the target and compiles its kernels. Raises ConfigError if they do not fit."""
+        """Prepares for a target and compiles kernels. Raises ConfigError if they do not fit."""
 
     def start(self, seq: Sequence) -> None:
-        """A sequence joins."""
+        """A sequence starts."""
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
-        """One tree per sequence, within its plan; a sequence's draws come from its own dice."""
+        """One tree per sequence, within its plan, drawn with the sequence's own dice."""
         return [EMPTY] * len(seqs)
 
     def observe(self, step: Step) -> None:
@@ -158,24 +159,24 @@ class Drafter:
         """A sequence has ended."""
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes held, by part."""
+        """Bytes of memory, by part."""
         return {}
 
 
 def name_of(part: object) -> str:
-    """What users call a part: its own name, or that of its module."""
+    """The name of a part for users: its own name, or its module's."""
     return (part.name if isinstance(part, Drafter) else "") or _module(type(part))
 
 
 def _module(cls: type) -> str:
     name = cls.__module__.rpartition(".")[2]
-    return cls.__name__ if name == "__main__" else name  # of a script or notebook
+    return cls.__name__ if name == "__main__" else name  # a script or notebook
 
 
 class Verifier(ABC):
-    """Turns a tree and the target's laws into accepted nodes and one more token.
+    """Decides, from a tree and the target's distributions, the accepted nodes and one more token.
 
-    Lossless law: whatever the tree, the emitted tokens follow the target's processed law.
+    A lossless verifier emits tokens with the target's processed distribution, for any tree.
     """
 
     judges: frozenset[str] = frozenset({"point", "iid", "swor"})
@@ -183,37 +184,38 @@ class Verifier(ABC):
     lossless: bool = True
 
     def bind(self, target: Target) -> None:
-        """Learns the target. Raises ConfigError if it cannot."""
+        """Prepares for a target. Raises ConfigError if they do not fit."""
 
     def probe(self, tree: Tree, room: int) -> Tree:
-        """The tree, perhaps with nodes behind its own that are never emitted.
+        """The tree, with probe nodes appended if the rule needs them; they are never emitted.
 
-        Asked if `needs` names "probes". room: how many levels below the root the context has left.
-        Their rows come in the same pass; `verify` and all listeners see the tree as drafted, with
-        theirs as `laws.rows.probes`.
+        Called if `needs` names "probes". room: levels below the root that the context still has.
+        Probes are computed in the same pass; `verify` gets their rows as `laws.rows.probes`.
         """
         return tree
 
     @abstractmethod
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-        """Walks the tree; laws[node] is the processed law [V] at a node, -1 the root."""
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
+        """The verdict on a tree; laws[node] is the processed distribution [V], -1 the root."""
 
-    def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
+    def verify_all(
+        self, trees: Many[Tree], laws: Many[TargetProbs], dice: Many[Dice]
+    ) -> list[Verdict]:
         """The verdicts of a batch; must equal `verify` for each."""
         return [self.verify(*one) for one in zip(trees, laws, dice, strict=True)]
 
     def warm_up(self) -> None:
-        """Compiles what it runs."""
+        """Compiles its kernels."""
 
     def check(self, sampling: Sampling) -> None:
-        """Raises ConfigError if this rule cannot serve these sampling parameters."""
+        """Raises ConfigError for sampling parameters that this rule does not support."""
 
 
 class Controller(ABC):
     """Decides how much to draft."""
 
     def bind(self, target: Target, drafter: Drafter) -> None:
-        """Learns what its plans will cost."""
+        """Prepares for a target and a drafter; may measure their costs."""
 
     @abstractmethod
     def plan(self, seq: Sequence) -> Plan:
@@ -227,17 +229,13 @@ class Controller(ABC):
 
 
 class Shaper(ABC):
-    """Changes the target's law: sampling parameters, grammars, style. Applied at every tree node.
+    """Changes the target's distribution at every tree node: sampling parameters, grammars, style.
 
-    States are values: `advance` returns a new one and leaves the old one valid, because sibling
-    nodes share their parent's state.
+    States are immutable: `advance` returns a new state, because siblings share their parent's.
     """
 
     def start(self, seq: Sequence) -> Any:
-        """State after all that it holds, which may be more than its prompt: steps of a search.
-
-        None: this shaper leaves the sequence alone.
-        """
+        """The state after all tokens of a sequence; None if the shaper does not apply to it."""
         return ()
 
     def advance(self, state: Any, token: int) -> Any:

@@ -1,8 +1,8 @@
-"""Sampling parameters, and the one place where logits become probabilities.
+"""Sampling parameters, and the only place where logits become probabilities.
 
-Order of the chain (fixed): bias, bans and penalties, then constraints, then temperature, top-k,
-top-p, min-p. The first two act on logits with the history of their own tree path (`shaping`); this
-module does the rest.
+The order is fixed: bias, bans and penalties; constraints; temperature, top-k, top-p, min-p. The
+first two are shapers, which act on logits along a tree path (`core.logits`). This module does the
+rest.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 
 from forerun.errors import ConfigError, LawError
 
-ID = re.compile("0|[1-9][0-9]{0,10}")  # a token, as a key of JSON
-MOST_SAMPLES = 1 << 16  # of a prompt, for those that hold all until the last is there
+ID = re.compile("0|[1-9][0-9]{0,10}")  # a token id as a JSON key
+MAX_SAMPLES = 1 << 16  # of a prompt, if all are kept in memory
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What the user asks of the sampled law; temperature 0 is greedy (ties: the lowest id).
+    """Sampling parameters; temperature 0 is greedy (ties: the lowest id).
 
-    repetition_penalty divides (multiplies, if negative) the logits of every token of the prompt and
-    of the text so far; presence and frequency penalties count generated tokens only.
+    repetition_penalty applies to prompt and generated tokens: it divides positive logits and
+    multiplies negative ones. Presence and frequency penalties count generated tokens only.
     """
 
     temperature: float = 1.0
@@ -50,7 +50,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, np.generic):  # a number of NumPy becomes Python's own
+            if isinstance(value, np.generic):
                 object.__setattr__(self, name, value.item())
         for name in ("stop", "stop_token_ids", "banned_tokens"):
             value = getattr(self, name)
@@ -62,14 +62,14 @@ class Sampling:
                 raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
-                f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens "
-                f"{self.max_new_tokens}; lower the one or raise the other"
+                f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens="
+                f"{self.max_new_tokens}; lower the first or raise the second"
             )
         overlap = sorted(set(self.banned_tokens) & {t for t, b in self.logit_bias.items() if b > 0})
         if overlap:
             raise ConfigError(
-                f"tokens {_shown(tuple(overlap))} are banned and have a positive logit_bias; drop "
-                "the one or the other"
+                f"tokens {_shown(tuple(overlap))} are banned and have a positive logit_bias; "
+                "remove one of the two"
             )
 
     @cached_property
@@ -78,7 +78,7 @@ class Sampling:
 
     @cached_property
     def is_tempered(self) -> bool:
-        """Whether of what acts on logits last there is nothing but a temperature above 0."""
+        """Whether temperature is above 0, and top-k, top-p and min-p are off."""
         is_cut = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
         return self.temperature != 0.0 and not is_cut
 
@@ -96,7 +96,7 @@ class Sampling:
 
 
 def _within(value: Any, low: float, high: float = math.inf) -> bool:
-    """Whether it is a number of a range, both ends included; True and False are none."""
+    """Whether `value` is a number in [low, high]; booleans are not numbers."""
     return not isinstance(value, bool | np.bool_) and bool(low <= value <= high)
 
 
@@ -108,8 +108,8 @@ def _ids(values: Iterable[Any]) -> bool:
     return all(_whole(value, 0) for value in values)
 
 
-MOST_BIAS = 1e30  # and penalty: they change logits, which are float32
-MOST_LOGPROBS = 1000
+MAX_BIAS = 1e30  # of biases and penalties, which must fit float32 logits
+MAX_LOGPROBS = 1000
 _CHECKS = (
     (
         "temperature",
@@ -121,14 +121,14 @@ _CHECKS = (
     ("min_p", lambda v: _within(v, 0, 1), "in [0, 1] (0 turns it off)"),
     (
         "repetition_penalty",
-        lambda v: _within(v, 1 / MOST_BIAS, MOST_BIAS),
+        lambda v: _within(v, 1 / MAX_BIAS, MAX_BIAS),
         "in [1e-30, 1e30] (1 turns it off)",
     ),
-    ("presence_penalty", lambda v: _within(v, -MOST_BIAS, MOST_BIAS), "a number within 1e30"),
-    ("frequency_penalty", lambda v: _within(v, -MOST_BIAS, MOST_BIAS), "a number within 1e30"),
+    ("presence_penalty", lambda v: _within(v, -MAX_BIAS, MAX_BIAS), "a number within 1e30"),
+    ("frequency_penalty", lambda v: _within(v, -MAX_BIAS, MAX_BIAS), "a number within 1e30"),
     (
         "logit_bias",
-        lambda v: _ids(v) and all(_within(b, -MOST_BIAS, MOST_BIAS) for b in v.values()),
+        lambda v: _ids(v) and all(_within(b, -MAX_BIAS, MAX_BIAS) for b in v.values()),
         "token id -> bias within 1e30",
     ),
     ("banned_tokens", _ids, "token ids"),
@@ -145,14 +145,14 @@ _CHECKS = (
     ("n", lambda v: _whole(v, 1), "an integer >= 1"),
     (
         "logprobs",
-        lambda v: v is None or (_whole(v, 0) and v <= MOST_LOGPROBS),
-        f"an integer in 0..{MOST_LOGPROBS}, or left out",
+        lambda v: v is None or (_whole(v, 0) and v <= MAX_LOGPROBS),
+        f"an integer in 0..{MAX_LOGPROBS}, or left out",
     ),
 )
 
 
 def _shown(value: Any) -> str:
-    """As users write it: 5, 6 for ids; 5=-1.5 for biases."""
+    """A value as users write it: 5, 6 for ids; 5=-1.5 for biases."""
     if isinstance(value, tuple):
         return ", ".join(map(repr, value))
     if isinstance(value, Mapping):
@@ -168,7 +168,7 @@ def _holds(check: Any, value: Any) -> bool:
 
 
 def from_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as JSON has them, which knows no integer keys. Raises ConfigError."""
+    """Fields of `Sampling` from JSON, with integer keys in logit_bias. Raises ConfigError."""
     bias = values.get("logit_bias")
     if not isinstance(bias, Mapping):
         return dict(values)
@@ -176,7 +176,7 @@ def from_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_id(key: Any) -> int:
-    """The token that a key of JSON's logit_bias names; no two keys name one. Raises ConfigError."""
+    """The token id of a JSON key of logit_bias. Raises ConfigError."""
     if not isinstance(key, str) or not ID.fullmatch(key):
         raise ConfigError(
             f"logit_bias must map token ids to biases, got the id {repr(key)[:40]}; write ids as "
@@ -186,9 +186,9 @@ def token_id(key: Any) -> int:
 
 
 def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The law that the user is promised: logits [V] -> probabilities [V], same float type.
+    """Logits [V] -> probabilities [V] under the sampling parameters, same float type.
 
-    A token whose logit is -inf has probability 0. Raises as `argmax` does.
+    A logit of -inf gives probability 0. Raises as `argmax` does.
     """
     best = argmax(logits)
     if sampling.is_greedy:
@@ -208,18 +208,20 @@ def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def argmax(logits: np.ndarray) -> int:
-    """The likeliest token of logits [V]; ties: the lowest id.
+    """The token with the largest logit [V]; ties: the lowest id.
 
     Raises ConfigError if all tokens are forbidden, LawError if a logit is NaN or +inf.
     """
-    best = int(logits.argmax())  # the first NaN, if there is one
+    best = int(logits.argmax())  # NaN counts as largest
     highest = float(logits[best])
     if highest == -math.inf:
-        raise ConfigError("no token is left: banned_tokens and constraints forbid all; loosen one")
+        raise ConfigError(
+            "no token is allowed: banned_tokens and constraints forbid all; relax one of them"
+        )
     if not math.isfinite(highest):
         raise LawError(
             f"the target's logit of token {best} is {highest}, expected a finite number; "
-            "half precision may have overflowed (load the model with dtype fp32), or its weights "
+            "half precision may have overflowed (load the model with dtype fp32), or the weights "
             "are damaged"
         )
     return best
@@ -228,9 +230,9 @@ def argmax(logits: np.ndarray) -> int:
 def softmax(
     logits: np.ndarray, temperature: float = 1.0, highest: np.floating | None = None
 ) -> np.ndarray:
-    """exp(logits / T), normalised; [V] -> [V]. Below T = 1e-30 nothing changes any more.
+    """exp(logits / T), normalised; [V] -> [V]. T is at least 1e-30.
 
-    highest: the largest logit, where it is known.
+    highest: the largest logit, if known.
     """
     probs = logits - (logits.max() if highest is None else highest)
     if temperature != 1.0:
@@ -247,7 +249,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _top_k(probs: np.ndarray, k: int) -> np.ndarray:
-    """Keeps the k largest; ties at the border: the lowest ids stay."""
+    """Keeps the k largest; among ties the lowest ids."""
     border = np.partition(probs, -k)[-k]
     kept = probs > border
     ties = np.flatnonzero(probs == border)
@@ -256,7 +258,7 @@ def _top_k(probs: np.ndarray, k: int) -> np.ndarray:
 
 
 def _top_p(probs: np.ndarray, p: float) -> np.ndarray:
-    """Keeps the smallest set of largest probabilities whose sum reaches p (never empty)."""
+    """Keeps the smallest set of largest probabilities with a sum of at least p."""
     order = _descending(probs, p)
     sums = np.cumsum(probs[order], dtype=np.float64)
     size = min(int(np.searchsorted(sums, p - 1e-9)) + 1, len(order))
@@ -266,10 +268,10 @@ def _top_p(probs: np.ndarray, p: float) -> np.ndarray:
 
 
 def _descending(probs: np.ndarray, p: float, head: int = 512) -> np.ndarray:
-    """Ids by falling probability, as many as needed to reach mass p: a full sort is rarely due."""
+    """Ids by descending probability, at least as many as needed to reach mass p."""
     while len(probs) > 4 * head:
         border = np.partition(probs, -head)[-head]
-        top = np.flatnonzero(probs >= border)  # all that tie with the last one
+        top = np.flatnonzero(probs >= border)
         if border > 0 and probs[top].sum(dtype=np.float64) > p:
             return top[np.lexsort((top, -probs[top]))]
         head *= 8

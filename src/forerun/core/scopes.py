@@ -1,4 +1,4 @@
-"""Scopes of learned state: which sequences share one table, and the key it is kept under."""
+"""Scopes of learned state: which sequences share a table, and the key of that table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.core.records import Sequence
 from forerun.errors import ConfigError
 
 SCOPES = ("request", "group", "tenant", "global")
-WIDE = ("tenant", "global")  # tables of these outlive sequences
+WIDE = ("tenant", "global")  # scopes with tables that outlive sequences
 
 
 def check_scope(scope: str) -> None:
@@ -23,8 +23,8 @@ def key_of(scope: str, seq: Sequence) -> Hashable:
 
 
 def keys_of(scope: str, seq: Sequence) -> tuple[Hashable, ...]:
-    """The keys of all tables that a sequence updates: in wide scopes also one of its group."""
-    own = _own(scope, seq)  # tenants share no group
+    """The keys of all tables that a sequence updates; wide scopes add one for its group."""
+    own = _own(scope, seq)
     return (kept_key(scope, seq.tenant), ("near", seq.tenant, own)) if scope in WIDE else (own,)
 
 
@@ -34,10 +34,10 @@ def kept_key(scope: str, tenant: str) -> Hashable:
 
 
 def near_group(key: Hashable) -> Hashable:
-    """1-tuple of the group of a near key, else ()."""
+    """The group of a ("near", tenant, group) key as a 1-tuple, else ()."""
     return key[2:] if isinstance(key, tuple) and key[:1] == ("near",) else ()
 
 
 def _own(scope: str, seq: Sequence) -> Hashable:
-    """The group, or the sequence itself: the key holds it until it finishes."""
+    """The group, or the sequence itself."""
     return seq if scope == "request" or seq.group is None else seq.group

@@ -1,13 +1,14 @@
-"""The draft tree: flat arrays, parent-first, with the law by which every node came.
+"""The draft tree: flat arrays, parents first, with a sampling label per node.
 
-Node -1 is the root: the last committed token. A node's law says how its token was found, and with
-`q` it gives the law of the node once its earlier siblings have been rejected (`Tree.proposal`):
+Node -1 is the root: the last committed token. The label of a node says how its token was drawn.
+With q it gives the distribution of the token once its earlier siblings have been rejected
+(`Tree.proposal`):
 
     POINT  chosen deterministically        a unit mass
     IID    drawn from q, with replacement  q
     SWOR   drawn without replacement       q without the earlier siblings' tokens, renormalised
 
-A rejection verifier needs nothing else. Only growers draw, so only growers label.
+Rejection verifiers need nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Proposal:
 
     ids: np.ndarray  # int32
     probs: np.ndarray  # float64, sums to 1
-    level: int = 0  # how it is known: forerun.core.acceptance_prior
+    level: int = 0  # see forerun.core.acceptance_prior
 
     @classmethod
     def of(cls, dense: np.ndarray) -> Proposal:
@@ -43,40 +44,39 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class Resume:
-    """Rows that a self-drafter has computed up to a layer; the target goes on from there.
+    """Rows that a self-drafter has computed up to a layer; the target continues from there.
 
-    They come from a pass with `layers=range(layer)` over the same nodes, as `Rows.taps[layer - 1]`.
+    They are `Rows.taps[layer - 1]` of a pass with `layers=range(layer)` over the same nodes.
     """
 
-    layer: int  # layers 0 .. layer - 1 are done
-    rows: torch.Tensor  # [k, d], residual stream after them: the root and the first k - 1 nodes
+    layer: int  # the first layer to compute
+    rows: torch.Tensor  # [k, d], residual stream before it: the root and the first k - 1 nodes
 
 
 @dataclass(eq=False)
 class Tree:
     """Draft nodes as parallel arrays; masks, depths and paths are derived from `parents`.
 
-    Nothing changes once it is made, but that it may be `signed`.
+    Immutable, except that `with_source` may set `sources`.
     """
 
     tokens: np.ndarray  # int32 [n]
     parents: np.ndarray  # int32 [n]; -1 is the root; parents[i] < i
     laws: np.ndarray  # int8 [n]: POINT, IID or SWOR
-    rows: np.ndarray  # int32 [n]: which proposal the node was drawn from, -1 if POINT
-    starts: np.ndarray  # int64 [m + 1]: proposal r is [starts[r]:starts[r + 1]] of the next two
+    rows: np.ndarray  # int32 [n]: index of the proposal that the node was drawn from, -1 if POINT
+    starts: np.ndarray  # int64 [m + 1]: proposal r is [starts[r]:starts[r + 1]] of q_ids, q_probs
     q_ids: np.ndarray  # int32
     q_probs: np.ndarray  # float64
-    cells: np.ndarray | None = (
-        None  # int8 [n], how each was valued: forerun.core.acceptance_prior; -1: not told
-    )
-    sources: tuple[str, ...] = ()  # [n], the drafter that each node came from; empty: not told
+    # int8 [n], cell of the acceptance estimate (forerun.core.acceptance_prior); -1: none
+    cells: np.ndarray | None = None
+    sources: tuple[str, ...] = ()  # [n], the drafter of each node; empty: unknown
     resume: Resume | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def is_like(self, other: Tree) -> bool:
-        """Whether it has the same nodes in the same order, however they came."""
+    def has_same_nodes(self, other: Tree) -> bool:
+        """Whether tokens and parents are equal."""
         same = np.array_equal
         return same(self.tokens, other.tokens) and same(self.parents, other.parents)
 
@@ -91,7 +91,7 @@ class Tree:
     @cached_property
     def ancestors(self) -> np.ndarray:
         """ancestors[i, j]: node i sees node j (itself or above it). bool [n, n]."""
-        sees: list[int] = []  # a bit per node: several times faster than rows of an array
+        sees: list[int] = []  # per node the bit mask of the nodes it sees
         for node, parent in enumerate(self.parents.tolist()):
             sees.append(1 << node | (sees[parent] if parent >= 0 else 0))
         width = len(self) // 8 + 1
@@ -100,10 +100,10 @@ class Tree:
         return bits[:, : len(self)].view(bool)
 
     def cells_of(self, name: str) -> np.ndarray:
-        """`cells` of the nodes that came from the drafter `name`, -1 elsewhere. int8 [n]."""
+        """`cells` of the nodes of drafter `name`, -1 elsewhere. int8 [n]."""
         if self.cells is None:
             return np.full(len(self), -1, np.int8)
-        if self.sources.count(name) == len(self.sources):  # all of them, or nobody told
+        if self.sources.count(name) == len(self.sources):  # all nodes, or sources are unknown
             return self.cells
         return np.where([source == name for source in self.sources], self.cells, np.int8(-1))
 
@@ -128,7 +128,7 @@ class Tree:
         return Proposal(self.q_ids[piece], self.q_probs[piece])
 
     def proposal(self, node: int, vocab: int) -> np.ndarray:
-        """Law of `node` given that its earlier siblings were rejected, dense float64 [vocab]."""
+        """Distribution of `node` given that its earlier siblings were rejected, float64 [vocab]."""
         dense = np.zeros(vocab)
         drawn = self.q(node)
         if drawn is None:
@@ -142,7 +142,7 @@ class Tree:
 
 
 class TreeBuilder:
-    """Grows a tree node by node; the plain way, for growers that are not kernels."""
+    """Builds a tree node by node, for growers that are not kernels."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -150,15 +150,15 @@ class TreeBuilder:
         self._laws: list[int] = []
         self._rows: list[int] = []
         self._proposals: list[Proposal] = []
-        self._row_of: dict[int, int] = {}  # by identity; the list above keeps them alive
+        self._row_of: dict[int, int] = {}  # id of a proposal -> row
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def add(self, token: int, parent: int = -1, law: int = POINT, q: Proposal | None = None) -> int:
-        """Appends a node and returns its index. `q` is needed unless the law is POINT."""
-        assert parent < len(self.tokens), "parents come first"
-        assert (law == POINT) == (q is None), "a drawn node carries its q, a chosen one none"
+        """Appends a node and returns its index. `q` is required unless the label is POINT."""
+        assert parent < len(self.tokens), "add parents first"
+        assert (law == POINT) == (q is None), "IID and SWOR nodes need q, POINT nodes have none"
         self.tokens.append(int(token))
         self.parents.append(int(parent))
         self._laws.append(law)
@@ -184,7 +184,7 @@ class TreeBuilder:
         return tokens[::-1]
 
     def build(self) -> Tree:
-        """The finished, frozen tree."""
+        """The finished tree."""
         sizes = [len(q.ids) for q in self._proposals]
         return Tree(
             tokens=np.array(self.tokens, dtype=np.int32),
@@ -217,8 +217,8 @@ def points(tokens: np.ndarray, parents: np.ndarray) -> Tree:
     return Tree(tokens, parents, np.zeros(len(tokens), np.int8), rows, *NO_Q)  # POINT is 0
 
 
-def signed(tree: Tree, name: str) -> Tree:
-    """The tree, of which every node now comes from the drafter `name`, unless it told before."""
+def with_source(tree: Tree, name: str) -> Tree:
+    """The tree with `name` as the drafter of every node, unless its sources are set."""
     if not tree.sources:
         tree.sources = (name,) * len(tree.tokens)
     return tree
@@ -228,7 +228,7 @@ EMPTY = chain(())
 
 
 def appended(tree: Tree, tokens: Iterable[int], parents: Iterable[int]) -> Tree:
-    """The tree with POINT nodes behind its own; nothing is told of where the nodes came from."""
+    """The tree with POINT nodes appended, without cells and sources."""
     more = chain(tokens)
     return Tree(
         tokens=np.concatenate([tree.tokens, more.tokens]),

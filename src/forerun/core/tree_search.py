@@ -1,19 +1,19 @@
-"""The settings of a Monte-Carlo search for a draft tree, as numbers that kernels take."""
+"""Settings of the Monte-Carlo search for a draft tree, in the form that kernels take."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 REWARDS = ("constant", "path", "expected")
-CONSTANT, PATH, EXPECTED = range(3)  # indexes into REWARDS
+CONSTANT, PATH, EXPECTED = range(3)  # indices into REWARDS
 
 
 class Search(NamedTuple):
-    """Settings of one search; grower `monte_carlo` makes and documents them."""
+    """Settings of one search, documented in grower `monte_carlo`."""
 
-    steps: int  # longest path that is searched
+    steps: int  # max path length
     iterations: int
-    top: int  # paths that are kept
+    top: int  # number of paths kept
     c1: float
     c2: float
     reward: int  # index into REWARDS

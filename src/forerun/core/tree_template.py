@@ -1,8 +1,8 @@
-"""Ranked tree templates: which places a draft tree has, decided before any token is drawn.
+"""Ranked tree templates: the places of a draft tree, fixed before any token is drawn.
 
-A place is a rank path: (0, 0, 2) is the third child of the best child of the best child. Places are
-ranked by expected usefulness, parents before children, lower ranks before higher ones; the best
-tree of N nodes is therefore the first N places. STAND section 4 fits the ranking from counts.
+A place is a path of ranks: (0, 0, 2) is the third child of the best child of the best child. Places
+are ranked by value, parents before children, lower ranks before higher ones. The best tree of N
+nodes is the first N places. STAND section 4 fits the ranking from counts.
 """
 
 from __future__ import annotations
@@ -21,36 +21,34 @@ import numpy as np
 from forerun.errors import ConfigError, DataError
 from forerun.utils.files import write_atomically
 
-# Share of accepted children by rank, a prior until a ranking is fitted.
+# Prior acceptance of a child by rank, used until a ranking is fitted.
 RANK_VALUES = (0.55, 0.14, 0.07, 0.045, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005)
-
-
-MOST_PLACES = 1 << 16  # of a full tree
+MAX_PLACES = 1 << 16  # of a full tree
 
 
 @dataclass(frozen=True)
 class Shape:
     """The first N places of a template, level by level."""
 
-    parents: np.ndarray  # int32 [N], -1 is the root; a parent's children stand together, by rank
+    parents: np.ndarray  # int32 [N], -1 is the root; the children of a node are adjacent, by rank
     depths: np.ndarray  # int32 [N], from 1
     widths: np.ndarray  # int32 [N + 1]: number of children; the last entry is the root's
-    firsts: np.ndarray  # int32 [N + 1]: first child, where there is one
+    firsts: np.ndarray  # int32 [N + 1]: first child; undefined for a leaf
 
 
 @dataclass(frozen=True)
 class Template:
-    """Places in the order of their value."""
+    """Places in descending order of value."""
 
     places: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
         seen: set[tuple[int, ...]] = {()}
         for place in self.places:
-            elder = (*place[:-1], place[-1] - 1) if place and place[-1] else place[:-1]
-            if not place or place in seen or place[:-1] not in seen or elder not in seen:
+            before = (*place[:-1], place[-1] - 1) if place and place[-1] else place[:-1]
+            if not place or place in seen or place[:-1] not in seen or before not in seen:
                 raise ConfigError(
-                    f"template place {place} comes twice, before its parent, or before the sibling "
+                    f"template place {place} is a duplicate, or precedes its parent or its sibling "
                     "of lower rank; order the places by value, parents first"
                 )
             seen.add(place)
@@ -70,17 +68,17 @@ class Template:
         return self._shapes[nodes]
 
     def save(self, path: Path, **facts: Any) -> None:
-        """Writes the places as JSON, atomically; `facts` say what they rest on."""
+        """Writes the places as JSON, atomically, with `facts` as further fields."""
         text = json.dumps(facts | {"places": self.places})
-        write_atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+        write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, path: Path) -> Template:
-        """Reads what `save` wrote."""
+        """Reads a file of `save`. Raises DataError."""
         try:
             places = json.loads(path.read_text())["places"]
             if not places or any(type(rank) is not int for place in places for rank in place):
-                raise ValueError("places must be lists of whole numbers, one at least")
+                raise ValueError("places must be non-empty lists of integers")
             return cls(tuple(map(tuple, places)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is not a template (JSON with 'places'): {error}") from None
@@ -99,7 +97,7 @@ def _shape(template: Template, nodes: int) -> Shape:
 
 
 def levels(shape: Shape, depth: int) -> list[dict[int, list[int]]]:
-    """For each level down to `depth`: parent -> its children by rank, parents in order."""
+    """For each level down to `depth`: parent -> its children by rank."""
     found: list[dict[int, list[int]]] = []
     for node, (parent, at) in enumerate(zip(shape.parents.tolist(), shape.depths, strict=True)):
         if at > depth:
@@ -111,7 +109,7 @@ def levels(shape: Shape, depth: int) -> list[dict[int, list[int]]]:
 
 
 def best_first(nodes: int, values: tuple[float, ...] = RANK_VALUES, depth: int = 20) -> Template:
-    """The `nodes` best places when a place of ranks r1..rd is worth the product of values[ri]."""
+    """The `nodes` best places; place (r1, ..., rd) has value values[r1] * ... * values[rd]."""
     heap: list[tuple[float, tuple[int, ...]]] = [(-values[0], (0,))]
     places: list[tuple[int, ...]] = []
     while heap and len(places) < nodes:
@@ -126,15 +124,15 @@ def best_first(nodes: int, values: tuple[float, ...] = RANK_VALUES, depth: int =
 
 
 def grid(*widths: int) -> Template:
-    """The full tree whose nodes at level i all have widths[i] children, level by level.
+    """The full tree with widths[i] children per node at level i, level by level.
 
-    Raises ConfigError for widths below 1, and for more places than MOST_PLACES.
+    Raises ConfigError for widths below 1 and for more than MAX_PLACES places.
     """
     size = sum(accumulate(widths, mul))
-    if min(widths, default=1) < 1 or size > MOST_PLACES:
+    if min(widths, default=1) < 1 or size > MAX_PLACES:
         raise ConfigError(
-            f"branching needs numbers of at least 1 that make {MOST_PLACES} places or fewer, got "
-            f"{widths}"
+            f"branching must be integers of at least 1 with at most {MAX_PLACES} places in all, "
+            f"got {widths}"
         )
     places: list[tuple[int, ...]] = []
     level: list[tuple[int, ...]] = [()]

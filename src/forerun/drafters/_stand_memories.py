@@ -1,4 +1,4 @@
-"""The logit memories of STAND by scope: which sequences share one, and which are saved."""
+"""The logit memories of STAND: which sequences share one by scope, and which are saved."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from forerun.ngrams.tables.logits.table import LogitMemory, context_lengths
 
 
 class ScopedMemories:
-    """Memories by scope and tenant, under one budget of bytes.
+    """Memories by scope and tenant, with a common budget in bytes.
 
-    In a wide scope a sequence has a memory of its group, with that of the scope behind it. The
+    In a wide scope a sequence uses the memory of its group first, then that of the scope. The
     groups of a kept tenant share one memory, which is saved.
     """
 
@@ -35,7 +35,7 @@ class ScopedMemories:
         return self._pool.nbytes
 
     def of(self, seq: Sequence) -> LogitMemory:
-        """The memory that a sequence drafts from, with that of a wide scope behind it."""
+        """The memory that a sequence drafts from, with the wide scope's as fallback."""
         keys = self._keys(seq)
         if len(keys) == 1:
             return self._pool[keys[0]]
@@ -44,17 +44,17 @@ class ScopedMemories:
         return own
 
     def stores_model(self, seq: Sequence) -> bool:
-        """Whether the law at temperature 1 is stored, whatever the request."""
+        """Whether distributions at temperature 1 are stored, independent of the request."""
         is_wide = self.scope in WIDE or seq.tenant in self._kept
         return self.store == "model" or (self.store == "auto" and is_wide)
 
     def join(self, seq: Sequence) -> None:
-        """A sequence begins to use its memories."""
+        """A sequence starts to use its memories."""
         for key in self._keys(seq):
             self._pool.add_user(key, seq)
 
     def leave(self, seq: Sequence) -> None:
-        """A sequence has ended. A group's memory stays for trajectories that may still come."""
+        """A sequence has ended. A group's memory stays for its other trajectories."""
         for key in self._keys(seq):
             self._pool.remove_user(key, seq)
         if seq.group is None or self.scope == "request":
@@ -65,17 +65,17 @@ class ScopedMemories:
         self._pool.forget(group)
 
     def teach(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
-        """See `Memories.learn`."""
+        """`Memories.learn`."""
         self._pool.learn(memory, tokens, before, laws)
 
     def enlarge(self, memory: LogitMemory, num_nodes: int) -> None:
-        """Makes room for the contexts of so many nodes, also in the fallback."""
+        """Makes room for the contexts of `num_nodes` nodes, also in the fallback memory."""
         for one in (memory.fallback, memory):
             if one is not None:
                 self._pool.enlarge(one, num_nodes * len(one.lengths))
 
     def keep(self, tenant: str) -> None:
-        """As `Persistent.keep`."""
+        """`Persistent.keep`."""
         if self.scope == "request":
             raise ConfigError(
                 "a memory of scope request ends with its request, so there is nothing to save; use "
@@ -83,22 +83,22 @@ class ScopedMemories:
             )
         if self.scope == "global" and tenant:
             raise ConfigError(
-                f"a memory of scope global belongs to all, not to tenant {tenant!r}; use "
-                "stand:scope=tenant"
+                f"a memory of scope global is shared by all tenants, not tenant {tenant!r} alone; "
+                "use stand:scope=tenant"
             )
         if self.scope == "group" and tenant not in self._kept:
             with self._pool.moving(tenant, self._keys):
                 self._kept.add(tenant)
 
     def release(self, tenant: str) -> None:
-        """As `Persistent.release`."""
+        """`Persistent.release`."""
         if tenant in self._kept:
             with self._pool.moving(tenant, self._keys):
                 self._pool.drop(self._kept_key(tenant))
                 self._kept.discard(tenant)
 
     def snapshot(self, tenant: str) -> Snapshot:
-        """As `Persistent.snapshot`."""
+        """`Persistent.snapshot`."""
         self.keep(tenant)
         memory = self._pool[self._kept_key(tenant)]
         counts = {"tokens": memory.observed, "evicted": memory.evicted}
@@ -106,7 +106,7 @@ class ScopedMemories:
         return serialize.to_snapshot("stand", rows, self._settings, counts, chances)
 
     def restore(self, snapshot: Snapshot, tenant: str) -> None:
-        """As `Persistent.restore`."""
+        """`Persistent.restore`."""
         snapshot.expect("stand")
         snapshot.check(self._settings)
         rows, chances = serialize.from_snapshot(snapshot)
@@ -120,7 +120,7 @@ class ScopedMemories:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What two saved memories must agree in."""
+        """Settings that must be equal to restore or merge a memory."""
         lengths = list(context_lengths(self._pool.context))
         store = "processed" if self.store == "processed" else "model"
         return {"context": lengths, "entries": self._pool.entries, "store": store}

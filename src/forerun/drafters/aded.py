@@ -1,12 +1,12 @@
 """ADED (Adaptix): a tri-gram matrix from a corpus, adapted online, searched by Monte-Carlo trees.
 
 "Adaptive Draft-Verification for Efficient Large Language Model Decoding", 2024. The matrix scores
-next tokens after a pair of tokens; every step raises the scores of the latest tri-grams of the
-text; a small tree search balances likely and little tried paths, and what it visits most is
-drafted. No training, no second model; what is learned is shared by all sequences of a tenant.
+next tokens after a pair of tokens. Every step raises the scores of the latest tri-grams of the
+text. A tree search balances probable and rarely visited paths; the most visited paths are drafted.
+No training, no second model. Sequences of a tenant share the learned scores.
 
-Law: POINT nodes. Which ones depends on earlier steps and on the search's own draws, never on the
-target's coming ones, so the output is exact. Needs: nothing; a corpus needs the tokenizer.
+Exact: POINT nodes, which depend on earlier steps and on draws of the search only, not on later
+draws of the target. Needs nothing; a corpus needs the tokenizer.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from forerun.registry import Corpus, GrowerName
 class Aded(PerSequence, Persistent):
     """A tri-gram matrix x Monte-Carlo tree search.
 
-    corpus: text files to count tri-grams in; matrix: a file of such counts (`save_corpus`);
-    neither: starts empty. entries: successors kept of a pair. window, increment, cap: after each
-    step every tri-gram of the last `window` tokens gains `increment`, up to `cap`; 0 turns it off.
-    renormalise: rows sum to 1 when they are read. budget_mb: of what is learned by all tenants,
-    corpus_mb: of the corpus. grower: "monte_carlo" with the options length to drop, explained
-    there, or the name of another.
+    corpus: text files in which tri-grams are counted. matrix: a file of such counts
+    (`save_corpus`). Without both it starts empty. entries: successors kept per pair. window,
+    increment, cap: each step adds `increment`, up to `cap`, to every tri-gram of the last `window`
+    tokens; 0 turns it off. renormalise: rows sum to 1 when read. budget_mb: memory of learned
+    scores of all tenants. corpus_mb: memory of the corpus. grower: "monte_carlo", which has the
+    options from length to drop, or another name.
     """
 
     can_observe_late = True
@@ -74,8 +74,8 @@ class Aded(PerSequence, Persistent):
     ) -> None:
         if window < 3 or not (increment >= 0 and cap > 0):
             raise ConfigError(
-                "window must be at least 3 tokens, increment at least 0 (no learning) and cap more "
-                f"than 0; got {window}, {increment} and {cap}"
+                "window must be at least 3 tokens, increment at least 0 (no learning) and cap "
+                f"above 0; got {window=}, {increment=} and {cap=}"
             )
         search = MonteCarlo(
             length=length,
@@ -92,19 +92,19 @@ class Aded(PerSequence, Persistent):
         self.labels = self.grower.labels
         self.window, self.increment, self.cap = window, increment, cap
         self.entries, self.budget = entries, in_bytes(budget_mb)
-        self.renormalise = renormalise or self.search is None  # others take q for a law
+        self.renormalise = renormalise or self.search is None  # other growers need a distribution
         self.base = _base(corpus, matrix, entries, in_bytes(corpus_mb, "corpus_mb"), tokenizer)
         self._tokenizer = tokenizer
-        self._layers: OrderedDict[str, TrigramMatrix] = OrderedDict()  # the latest used last
-        self._users: Counter[str] = Counter()  # running sequences
-        self._new_layer()  # refuses bad options now rather than at the first sequence
+        self._layers: OrderedDict[str, TrigramMatrix] = OrderedDict()  # by tenant, in LRU order
+        self._users: Counter[str] = Counter()  # running sequences by tenant
+        self._new_layer()  # checks the options
 
     def bind(self, target: Target) -> None:
         largest = self.base.largest_id() if self.base else -1
         if largest >= target.vocab_size:
             raise ConfigError(
                 f"the corpus of aded holds token {largest}, but the ids of this model end at "
-                f"{target.vocab_size - 1}; build it with the model's own tokenizer"
+                f"{target.vocab_size - 1}; build it with the model's tokenizer"
             )
         table.warm_up()
         mcts.warm_up()
@@ -123,7 +123,7 @@ class Aded(PerSequence, Persistent):
             del self._layers[tenant], self._users[tenant]
 
     def layer(self, tenant: str = "") -> TrigramMatrix:
-        """What has been learned of a tenant, above the corpus."""
+        """The learned scores of a tenant, on top of the corpus."""
         if tenant not in self._layers:
             self._layers[tenant] = self._new_layer()
             self._make_room(0)
@@ -134,10 +134,10 @@ class Aded(PerSequence, Persistent):
         if len(seq.tokens) < 2:
             return EMPTY
         if self.search is None or not isinstance(dice, SeededDice):
-            return grow([seq], [plan], [dice], Recall(self), self.grower)[0]
+            return grow([seq], [plan], [dice], MemorySource(self), self.grower)[0]
         matrix, search = self.layer(seq.tenant), self.search.within(plan.depth)
-        most = 0 if search.reward == CONSTANT else search.iterations * search.steps
-        uniforms = dice.peek(most)
+        max_draws = 0 if search.reward == CONSTANT else search.iterations * search.steps
+        uniforms = dice.peek(max_draws)
         tree, used = mcts.draft(
             matrix, seq.tokens[-2:], search, plan, uniforms, renormalise=self.renormalise
         )
@@ -153,14 +153,14 @@ class Aded(PerSequence, Persistent):
         return corpus | {"tri-gram matrix": sum(m.nbytes for m in self._layers.values())}
 
     def save_corpus(self, path: FilePath | str) -> None:
-        """Writes the counts of the corpus to a file, for option `matrix`."""
+        """Writes the corpus counts to a file for option `matrix`."""
         if self.base is None:
             raise ConfigError("this drafter has no corpus to save; give one: aded:corpus=FILE")
         corpora.save(FilePath(path), self.base, self._tokenizer)
 
     def keep(self, tenant: str = "") -> None:
         if not self.increment:
-            raise ConfigError("aded with increment 0 learns nothing to save; leave the option out")
+            raise ConfigError("aded with increment=0 learns nothing to save; remove the option")
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         self.keep(tenant)
@@ -195,7 +195,7 @@ class Aded(PerSequence, Persistent):
         matrix.nudge(seq.tokens[-self.window :], self.increment, self.cap)
 
     def _make_room(self, growth: int) -> None:
-        """For `growth` bytes more in the layer used last: idle ones go, least recent first."""
+        """Frees `growth` bytes for the most recent layer: drops idle layers in LRU order."""
         held = sum(matrix.nbytes for matrix in self._layers.values())
         for tenant in list(self._layers)[:-1]:
             if held + growth <= self.budget:
@@ -209,8 +209,8 @@ class Aded(PerSequence, Persistent):
         return TrigramMatrix(entries=self.entries, budget=self.budget, base=self.base)
 
 
-class Recall(Source):
-    """What the matrix says after a path; scores that do not sum to 1 unless renormalised."""
+class MemorySource(Source):
+    """The row of the matrix after a path; scores do not sum to 1 unless renormalised."""
 
     def __init__(self, drafter: Aded) -> None:
         self.drafter = drafter
@@ -230,7 +230,7 @@ def _base(
     budget: int,
     tokenizer: Tokenizer | None,
 ) -> TrigramMatrix | None:
-    """The counts of a corpus, from its text or from a file of them."""
+    """The counts of a corpus, from text files or from a file of counts."""
     if corpus and matrix:
         raise ConfigError(f"give a corpus or a matrix, not both; got {corpus} and {matrix!r}")
     if matrix:

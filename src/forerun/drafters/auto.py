@@ -1,9 +1,8 @@
-"""STAND or a suffix tree, whichever pays for the text at hand; where there is one, a draft model.
+"""The default drafter: a router over STAND, a suffix tree and, if available, a draft model.
 
-STAND knows laws and wins where tokens are drawn; the suffix tree copies the longest stretch that
-fits and wins where the likeliest token is taken; a draft model needs no earlier text and costs a
-pass of its own for every token. That is what is believed at first; `forerun.drafters.router` finds
-out what is true.
+STAND learns distributions, which suits sampling. The suffix tree copies the longest match, which
+suits greedy decoding. A draft model needs no earlier text but one forward pass per token. The
+expected tokens below encode this; `forerun.drafters.router` replaces them by measurements.
 """
 
 from __future__ import annotations
@@ -26,62 +25,60 @@ from forerun.registry import DrafterName, ModelName
 if TYPE_CHECKING:
     from forerun.runner.model_runner import ModelRunner
 
-PARTS = "stand", "suffix"
-OWN = "own"  # the draft model that comes with the model
-# tokens of a step with STAND, a suffix tree and a draft model, where tokens are drawn and where
-# they are not
-BELIEFS = {False: (1.0, 0.85, 1.6), True: (1.0, 1.15, 1.6)}
-SURE = 0.12  # optimism where STAND and a suffix tree are all: beliefs in them are nearly true
+DEFAULT_PARTS = "stand", "suffix"
+OWN_DRAFT = "own"  # the draft model that comes with the model
+# by greedy: tokens per step with STAND, a suffix tree and a draft model, relative to STAND
+EXPECTED_TOKENS = {False: (1.0, 0.85, 1.6), True: (1.0, 1.15, 1.6)}
+MODEL_FREE_OPTIMISM = 0.12  # without a draft model, since the expected tokens are then accurate
 log = logging.getLogger("forerun")
 _warned: WeakSet[Target] = WeakSet()
 
 
 class Auto(Router):
-    """The router over `parts`; STAND and a suffix tree are of its own `scope`.
+    """The router over `parts`; STAND and the suffix tree get its `scope`.
 
-    scope: who shares what is learned, of texts and of how the parts fare. model: a draft model of
-    the same vocabulary, which competes with these two: a folder or hub id, "own" for the one that
-    comes with the model, if any does (`models/draft_link.py`), None for none. optimism: the
-    router's by default; less without a draft model, whose worth is the least certain. Raises
-    ConfigError for a model beside other parts, and for another vocabulary; of one that nobody
-    named only a warning.
+    scope: which sequences share learned state and speed records. model: a draft model with the same
+    vocabulary: a folder or hub id, "own" for the one that the model's folder names
+    (`models/draft_link.py`), or None. optimism: default that of the router, less without a draft
+    model. Raises ConfigError for a model together with other parts, and for a draft model with
+    another vocabulary; for "own" that is a warning.
     """
 
     def __init__(
         self,
         *,
-        parts: tuple[DrafterName | Drafter, ...] = PARTS,
-        model: ModelName | None = OWN,
+        parts: tuple[DrafterName | Drafter, ...] = DEFAULT_PARTS,
+        model: ModelName | None = OWN_DRAFT,
         scope: str = "tenant",
         run: int = 8,
         optimism: float | None = None,
         tokenizer: Any = None,
         target: Target | None = None,
     ) -> None:
-        self.knows_parts = parts == PARTS
-        if self.knows_parts:
-            parts = tuple(f"{part}:scope={scope}" for part in PARTS)
-            draft = _own(target, tokenizer) if model == OWN else model
+        self.has_default_parts = parts == DEFAULT_PARTS
+        if self.has_default_parts:
+            parts = tuple(f"{part}:scope={scope}" for part in DEFAULT_PARTS)
+            draft = _own_draft(target, tokenizer) if model == OWN_DRAFT else model
             if draft and isinstance(draft, str) and target is not None:
                 draft = shared_draft(target, draft, tokenizer)
             if draft:
                 made = registry.make("drafter", "draft_model", model=draft, tokenizer=tokenizer)
                 parts = (*parts, made)
-        elif model not in (None, OWN):
+        elif model not in (None, OWN_DRAFT):
             raise ConfigError(
-                "auto takes a model beside its own parts alone; name it among the parts, as "
+                "auto takes the option model only with its default parts; add it to the parts: "
                 "parts=stand+draft_model:model=draft"
             )
         if optimism is None:
-            is_sure = self.knows_parts and len(parts) == len(PARTS)
-            optimism = SURE if is_sure else OPTIMISM
+            is_model_free = self.has_default_parts and len(parts) == len(DEFAULT_PARTS)
+            optimism = MODEL_FREE_OPTIMISM if is_model_free else OPTIMISM
         super().__init__(parts=parts, scope=scope, run=run, optimism=optimism, tokenizer=tokenizer)
 
     def _keeper(self, tenant: str) -> Persistent:
         try:
             return super()._keeper(tenant)
         except ConfigError as error:
-            if not self.knows_parts:
+            if not self.has_default_parts:
                 raise
             owner = f" for tenant {tenant!r}" if tenant else ""
             raise ConfigError(
@@ -89,14 +86,14 @@ class Auto(Router):
                 "auto:scope=tenant"
             ) from error
 
-    def beliefs(self, seq: Sequence | None) -> Many[float]:
-        if not self.knows_parts:
-            return super().beliefs(seq)
-        return BELIEFS[seq is not None and seq.sampling.is_greedy][: len(self.parts)]
+    def expected_tokens(self, seq: Sequence | None) -> Many[float]:
+        if not self.has_default_parts:
+            return super().expected_tokens(seq)
+        return EXPECTED_TOKENS[seq is not None and seq.sampling.is_greedy][: len(self.parts)]
 
 
-def _own(target: Target | None, tokenizer: Any) -> ModelRunner | None:
-    """The draft that comes with the model for which the tokenizer was loaded, if one does."""
+def _own_draft(target: Target | None, tokenizer: Any) -> ModelRunner | None:
+    """The draft model that the folder of the tokenizer names, if any."""
     name = getattr(getattr(tokenizer, "inner", None), "name_or_path", "")
     if target is None or not name:
         return None
@@ -106,5 +103,5 @@ def _own(target: Target | None, tokenizer: Any) -> ModelRunner | None:
     except ForerunError as error:
         if target not in _warned:
             _warned.add(target)
-            log.warning("auto goes on without the draft of this model: %s", error)
+            log.warning("auto runs without the draft model of this model: %s", error)
         return None

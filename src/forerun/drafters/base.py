@@ -1,4 +1,4 @@
-"""Base classes of drafters: one tree at a time, a source with a grower, several drafters."""
+"""Base classes of drafters: one tree at a time, a source with a grower, a composite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forerun.errors import ConfigError
 
 
 class PerSequence(Drafter):
-    """A drafter that makes one tree at a time: subclasses write `draft`."""
+    """A drafter that makes one tree at a time: subclasses define `draft`."""
 
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         """The tree of one sequence; its plan is not empty."""
@@ -29,7 +29,7 @@ class PerSequence(Drafter):
 
 
 class Grown(Drafter):
-    """A source times a grower. All trees grow in lockstep: one call of the source per level."""
+    """A source with a grower. All trees grow in lockstep, with one source call per level."""
 
     def __init__(self, source: Source, grower: Grower) -> None:
         self.source, self.grower = source, grower
@@ -40,15 +40,15 @@ class Grown(Drafter):
 
 
 class Composite(Persistent, Priced):
-    """Drafters that are shown the same steps. `parts` are drafters or names ("suffix+stand").
+    """Several drafters that observe the same steps. `parts` are drafters or names ("suffix+stand").
 
-    The first part that can be saved is what is saved, in that part's own form: its files serve it
-    alone and in company.
+    Only the first part with state that can be saved is saved, in its own format, so its files also
+    serve that drafter alone.
     """
 
     def __init__(self, parts: tuple[Any, ...], tokenizer: Any = None) -> None:
         name = type(self).__name__.lower()
-        if isinstance(parts, str):  # only in Python: texts are split before
+        if isinstance(parts, str):  # only from Python: option strings are split before
             several = tuple(parts.split("+"))
             raise ConfigError(f"{name} takes a tuple of parts, got {parts!r}; write {several!r}")
         if len(parts) < 2:
@@ -63,8 +63,8 @@ class Composite(Persistent, Priced):
         )
         if idle := [name_of(part) for part in self.parts if not part.labels]:
             raise ConfigError(
-                f"{name} has the part {idle[0]!r}, which drafts nothing; leave it out: the "
-                "controller decides how much is drafted"
+                f"{name} has the part {idle[0]!r}, which drafts nothing; remove it: the controller "
+                "decides how much is drafted"
             )
         _number(self)
         self.labels = frozenset().union(*(part.labels for part in self.parts))
@@ -73,7 +73,7 @@ class Composite(Persistent, Priced):
 
     @property
     def names(self) -> list[str]:
-        """Names of the parts in statistics; no two are the same."""
+        """Unique names of the parts in statistics."""
         return [name_of(part) for part in self.parts]
 
     def bind(self, target: Target) -> None:
@@ -135,7 +135,7 @@ class Composite(Persistent, Priced):
         return part.merge(snapshots, max_bytes)
 
     def _keeper(self, tenant: str) -> Persistent:
-        """The first part that keeps what it learns of a tenant. Raises ConfigError if none does."""
+        """The first part that can save a tenant's state. Raises ConfigError if none can."""
         reasons = []
         for part, name in zip(self.parts, self.names, strict=True):
             try:
@@ -149,7 +149,7 @@ class Composite(Persistent, Priced):
 
 
 def _number(whole: Drafter) -> None:
-    """Numbers the second and later drafters of one name: statistics go by names."""
+    """Numbers the second and later drafters of one name, since statistics are keyed by name."""
     seen: Counter[str] = Counter()
     for part in dict.fromkeys(parts_of(whole)):
         vars(part).pop("name", None)
@@ -162,7 +162,7 @@ def _number(whole: Drafter) -> None:
 def grow(
     seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice], source: Source, grower: Grower
 ) -> list[Tree]:
-    """Runs one growth per sequence; the requests of all go to the source together."""
+    """Grows one tree per sequence; the source gets the requests of all sequences together."""
     trees = [EMPTY] * len(seqs)
     growths = {
         i: grower.grow(plan, own)

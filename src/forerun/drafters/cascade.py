@@ -1,8 +1,8 @@
-"""The first drafter that has something to say: cheap and sure ones before the others.
+"""Tries drafters in order until one gives a large enough tree.
 
-Law: a tree of chosen tokens may be kept or dropped by its size. One of drawn tokens may not, since
-its size can depend on what was drawn, which would make the label of its first token false: a part
-that draws has the last word. Enumerated in tests/laws. Needs: what its parts need.
+Exact: a tree of POINT nodes may be dropped because of its size. A drawn tree may not, since its
+size can depend on the drawn tokens, which would make their labels wrong. So only the last part may
+draw. Enumerated in tests/laws. Needs what its parts need.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from forerun.core.dice import Dice
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter, name_of
-from forerun.core.tree import EMPTY, Tree, signed
+from forerun.core.tree import EMPTY, Tree, with_source
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.registry import DrafterName
 
 
 class Cascade(Composite):
-    """`parts` in the order in which they are asked; a tree of fewer than `least` nodes is none.
+    """Tries `parts` in order; a tree with fewer than `least` nodes does not count.
 
     Only the last part may draw.
     """
@@ -39,8 +39,8 @@ class Cascade(Composite):
         early = [name for name, p in zip(self.names, self.parts[:-1], strict=False) if draws(p)]
         if early:
             raise ConfigError(
-                f"part {early[0]!r} of a cascade draws its tokens, so nothing can come after it; "
-                "put it last"
+                f"part {early[0]!r} of a cascade draws tokens, so no part may follow it; list it "
+                "last"
             )
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
@@ -61,10 +61,10 @@ class Cascade(Composite):
         return len(tree) >= min(self.least, plan.nodes, plan.depth)
 
     def _better(self, before: Tree, tree: Tree, part: Drafter) -> Tree:
-        """What a part drew is used, whatever it is; of chosen trees the larger one."""
+        """A drawn tree always; else the larger of the two."""
         if len(tree) <= len(before) and not draws(part):
             return before
-        return signed(tree, name_of(part))
+        return with_source(tree, name_of(part))
 
 
 def draws(part: Drafter) -> bool:

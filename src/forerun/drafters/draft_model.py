@@ -1,7 +1,7 @@
 """A smaller model drafts, the target verifies: speculative sampling as first published.
 
 Leviathan et al. 2023; Chen et al. 2023. Any grower turns its distribution into a chain or a tree.
-Lossless with a verifier that judges the grower's draws. Needs a model with the target's vocabulary.
+Exact with a verifier that supports the grower's labels. Needs a model with the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from forerun import registry
 from forerun.core.dice import Dice
 from forerun.core.mixins import Priced, Shared
-from forerun.core.records import Lent, Plan, Sequence
+from forerun.core.records import Plan, Sequence, SharedBytes
 from forerun.core.roles import Path, Source, Target
 from forerun.core.sampling import softmax, to_probs
 from forerun.core.tree import Proposal, Tree
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
     from forerun.runner.model_runner import ModelRunner
 
-SMALL = 32  # unread tokens: no more than a draft that was accepted may leave
-COLD = 2.5  # a step between passes of the target, over one among its like: all code is cold
+MAX_CHEAP_UNREAD = 32  # unread tokens after an accepted draft, processed at no extra cost
+COLD_FACTOR = 2.5  # time of a step between passes of the target over one in a row: cold caches
 
 
 class DraftModel(Grown, Shared, Priced):
@@ -38,7 +38,7 @@ class DraftModel(Grown, Shared, Priced):
     Raises ConfigError when the draft's vocabulary is not the target's.
     """
 
-    learns, can_observe_late = False, True  # its cache follows the text
+    learns, can_observe_late = False, True
 
     def __init__(
         self,
@@ -56,37 +56,40 @@ class DraftModel(Grown, Shared, Priced):
         self.source: ModelSource
         super().__init__(ModelSource(model, is_tree=grower != "chain"), made)
         self.runner = model
-        self._read: set[Hashable] = set()  # groups with a prompt that it has read
+        self._read: set[Hashable] = set()  # groups with a prompt in its cache
 
     def bind(self, target: Target) -> None:
         check_size(self.runner, target)
         self.source.vocab_size = target.vocab_size
-        cost_of(self.runner)  # before anything waits for it
+        cost_of(self.runner)  # measured here rather than in the first step
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
         runner = self.runner
         return runner.check_room(runner.num_held + seqs, min(tokens, runner.context), taken)
 
     def draft_seconds(self, nodes: int, num: int = 1) -> float:
-        """A plain step of the draft for every node of a chain; a tree counts as half as deep.
-
-        An empty draft takes one step.
-        """
+        """One step of the draft model per node of a chain; half as many for a tree; at least 1."""
         rows, cost = 1 + self.source.is_tree, cost_of(self.runner)
-        return COLD * max(nodes, 1) / rows * (cost.whole(rows * num) + cost.aside(num, 0)) / num
+        return (
+            COLD_FACTOR
+            * max(nodes, 1)
+            / rows
+            * (cost.pass_time(rows * num) + cost.overhead(num, 0))
+            / num
+        )
 
     def catch_up_seconds(self, seq: Sequence) -> float:
-        """A pass over the tokens that the draft has not read, if they are more than SMALL."""
+        """A pass over unread tokens, if they are more than MAX_CHEAP_UNREAD."""
         rows = self.runner.num_unread(seq)
-        if seq.group in self._read:  # its prompt is copied from another's slot
+        if seq.group in self._read:  # the prompt is copied from another slot
             rows = min(rows, seq.num_generated)
-        if rows <= SMALL:
+        if rows <= MAX_CHEAP_UNREAD:
             return 0.0
         cost = cost_of(self.runner)
-        return cost.whole(rows) - cost.whole(1)
+        return cost.pass_time(rows) - cost.pass_time(1)
 
     def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
-        """It knows a text from the start; about what is reported for pairs of one family."""
+        """Typical acceptance of model pairs of one family."""
         return 0.7, 0.85
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
@@ -102,29 +105,31 @@ class DraftModel(Grown, Shared, Priced):
 
     def memory_report(self) -> dict[str, int]:
         held = self.runner.memory_report()
-        return {f"draft {part}": Lent(n, (id(self.runner), part)) for part, n in held.items()}
+        return {
+            f"draft {part}": SharedBytes(n, (id(self.runner), part)) for part, n in held.items()
+        }
 
     def _cap(self, seq: Sequence, plan: Plan) -> Plan:
-        """The plan within the draft's own context, which may be shorter than the target's."""
+        """The plan within the draft model's context, which may be shorter than the target's."""
         return plan.within(self.runner.context - len(seq.tokens))
 
 
 class ModelSource(Source):
-    """q is the draft's law under the request's own temperature and truncation.
+    """q is the draft model's distribution with the request's temperature and truncation.
 
-    A greedy request makes that a unit mass: right for a chain, but a tree would have one child per
-    node, so trees then use the law at temperature 1.
+    A greedy request gives a unit mass, so a tree would have one child per node. Trees then use
+    temperature 1.
     """
 
     def __init__(self, runner: ModelRunner, is_tree: bool) -> None:
         self.runner, self.is_tree = runner, is_tree
-        self.vocab_size = runner.vocab_size  # the target's, once it is known: rows may be padded
+        self.vocab_size = runner.vocab_size  # replaced by the target's: rows may be padded
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         logits = self.runner.rows_at(requests)
         narrow = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
         laws = self._laws([seq for seq, _ in requests], narrow[:, : self.vocab_size])
-        probs = laws.astype(np.float64)  # so that p / q sees exactly what was drawn from
+        probs = laws.astype(np.float64)  # p / q must use exactly the q drawn from
         probs /= probs.sum(axis=1, keepdims=True)
         ids = np.arange(probs.shape[1], dtype=np.int32)
         full = np.all(probs, axis=1).tolist()
@@ -134,7 +139,7 @@ class ModelSource(Source):
         ]
 
     def _laws(self, seqs: list[Sequence], logits: np.ndarray) -> np.ndarray:
-        """The law of each row; [n, V] -> [n, V]. One call for all where nothing is truncated."""
+        """Distribution of each row; [n, V] -> [n, V]. Vectorised if no request truncates."""
         highest = logits.max(axis=1, keepdims=True)
         if not np.isfinite(highest).all() or any(map(_is_cut, seqs)):
             return np.stack([self._law(*pair) for pair in zip(seqs, logits, strict=True)])
@@ -152,6 +157,6 @@ class ModelSource(Source):
 
 
 def _is_cut(seq: Sequence) -> bool:
-    """Whether its law is more than a softmax."""
+    """Whether its distribution is more than a softmax."""
     s = seq.sampling
     return s.is_greedy or bool(s.top_k) or s.top_p < 1.0 or s.min_p > 0.0

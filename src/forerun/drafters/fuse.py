@@ -1,8 +1,8 @@
-"""Several drafters, one tree: equal tokens under one parent are merged, labels stay honest.
+"""Merges the trees of several drafters: equal tokens under one parent become one node.
 
-A merged token keeps the law of the drafter that came first. A drawn token that is kept beside
-earlier siblings is known to differ from them, so its law given their rejection is q without their
-tokens: SWOR, whatever it was drawn as. Lossless by that argument and by enumeration (tests/laws).
+A merged node keeps the label of the first drafter. A drawn node that is kept next to earlier
+siblings differs from them, so its distribution given their rejection is q without their tokens:
+label SWOR, independent of how it was drawn. Exact by this argument and by enumeration (tests/laws).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_CELLS = np.empty(0, np.int8)
 class Fuse(Composite):
     """`parts` are drafters or their names ("prompt_lookup+stand"); earlier parts draft first.
 
-    The node budget is divided beforehand, in equal shares.
+    Each part gets an equal share of the node budget.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Fuse(Composite):
 
     def _shares(self, plan: Plan) -> list[Plan]:
         count = len(self.parts)
-        least, more = divmod(plan.nodes, count)  # the first `more` parts get one node more
-        larger = [plan.sized(least + 1)] * more if more else []
-        return larger + [plan.sized(least)] * (count - more)
+        share, rest = divmod(plan.nodes, count)  # the first `rest` parts get one more node
+        larger = [plan.sized(share + 1)] * rest if rest else []
+        return larger + [plan.sized(share)] * (count - rest)
 
 
 def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
-    """One tree that holds all paths of the given ones, earlier trees first.
+    """One tree with all paths of the given trees, earlier trees first.
 
-    names: of the drafters; `Tree.sources` gets the one that drafted a node first.
+    names: of the drafters; `Tree.sources` gets the first that drafted a node.
     """
-    most, size = sum(map(len, trees)), 0
-    tokens, parents, origins, rows = np.empty((4, most), np.int32)
-    laws, cells = np.empty((2, most), np.int8)
+    max_size, size = sum(map(len, trees)), 0
+    tokens, parents, origins, rows = np.empty((4, max_size), np.int32)
+    laws, cells = np.empty((2, max_size), np.int8)
     rows.fill(-1)
     laws.fill(POINT)
     cells.fill(-1)
@@ -77,7 +77,8 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
     drawn: list[Tree] = []  # those with proposals
     num_laws = 0
     for i, tree in enumerate(trees):
-        start, size = size, overlay(tokens, parents, size, most, tree.tokens, tree.parents, origins)
+        start = size
+        size = overlay(tokens, parents, size, max_size, tree.tokens, tree.parents, origins)
         if size == start:
             continue
         if names:
@@ -104,14 +105,14 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
 
 
 def _sources(tree: Tree, kept: np.ndarray, name: str) -> tuple[str, ...]:
-    """The drafters of the kept nodes of a tree of the drafter `name`."""
+    """The drafters of the nodes `kept` of a tree by drafter `name`."""
     if not tree.sources:
         return (name,) * len(kept)
     return tuple(tree.sources[node] for node in kept.tolist())
 
 
 def _proposals(trees: list[Tree]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`starts`, `q_ids` and `q_probs` of several trees, one behind the other."""
+    """Concatenated `starts`, `q_ids` and `q_probs` of several trees."""
     if not trees:
         return NO_Q
     if len(trees) == 1:

@@ -1,11 +1,11 @@
-"""Unbounded n-grams of a corpus as a draft source: the Infini-gram index proposes what came next.
+"""Drafts from an Infini-gram index: next-token counts after unbounded n-grams of a corpus.
 
 Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024; the
-paper drafts nothing. The longest suffix of the text that occurs in the corpus is looked up, and its
-next-token counts are q: any grower makes a chain or a tree of it.
+paper itself does not draft. q is the next-token counts after the longest suffix of the text that
+occurs in the corpus. Any grower makes a chain or a tree of it.
 
-Law: a drawn node carries the q that it was drawn from; lossless under any verifier that judges the
-grower's draws. Needs an index of the target's own tokenizer.
+Exact with any verifier that supports the grower's labels. Needs an index built with the target's
+tokenizer.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 AUTO = "auto"
-MOST_ENTRIES, MOST_SUPPORT = 1 << 12, 1 << 20  # each has room in every draft
+MAX_ENTRIES, MAX_SUPPORT = 1 << 12, 1 << 20  # bounds of buffers allocated per draft
 
 
 class Infini(Drafter):
-    """`index` is a folder that `forerun index build` made, or an open Index.
+    """`index` is a folder of `forerun index build`, or an open Index.
 
     corpus: token ids to index in memory instead. grower: "auto" draws without replacement, and
-    takes the best tokens for greedy requests. context: longest suffix that is looked for.
-    min_length, min_count: a suffix that is shorter or rarer proposes nothing. entries: likeliest
-    next tokens that are kept. max_support: occurrences that are read; more are sampled.
+    takes the most probable tokens for greedy requests. context: max suffix length. min_length,
+    min_count: a shorter or rarer suffix proposes nothing. entries: max next tokens. max_support:
+    max occurrences read; of more a sample is read.
     """
 
     can_observe_late = True
@@ -63,23 +63,21 @@ class Infini(Drafter):
     ) -> None:
         if (index is None) == (not corpus):
             raise ConfigError(
-                "infini needs an index or a corpus, and not both; make an index with `forerun "
-                "index build FOLDER TEXTS --tokenizer MODEL` and give infini:index=FOLDER"
+                "infini needs an index or a corpus, and not both; build an index with `forerun "
+                "index build FOLDER TEXTS --tokenizer MODEL` and use infini:index=FOLDER"
             )
         if min(context, min_length, min_count, entries, max_support) < 1:
             raise ConfigError(
                 "context, min_length, min_count, entries and max_support must be at least 1, got "
                 f"{context}, {min_length}, {min_count}, {entries} and {max_support}"
             )
-        if entries > MOST_ENTRIES or max_support > MOST_SUPPORT:
+        if entries > MAX_ENTRIES or max_support > MAX_SUPPORT:
             raise ConfigError(
-                f"entries must be at most {MOST_ENTRIES} and max_support at most {MOST_SUPPORT}, "
+                f"entries must be at most {MAX_ENTRIES} and max_support at most {MAX_SUPPORT}, "
                 f"got {entries} and {max_support}"
             )
         if index is None and len(corpus) < 2:
-            raise ConfigError(
-                f"a corpus needs 2 token ids or more, one and what follows it, got {corpus}"
-            )
+            raise ConfigError(f"a corpus needs at least 2 token ids, got {corpus}")
         if index is None:
             index = Index.of([corpus], width=4)
         self.index = Index.open(index) if isinstance(index, str) else index
@@ -94,8 +92,8 @@ class Infini(Drafter):
         top = self.index.largest_id
         if top >= target.vocab_size:
             raise ConfigError(
-                f"the index holds token id {top}, the target has {target.vocab_size} ids: it was "
-                "built with another tokenizer; build one with --tokenizer and the target's folder"
+                f"the index holds token id {top}, but the target has {target.vocab_size} ids; "
+                "rebuild it with --tokenizer and the target's folder"
             )
         self.source.vocab_size = target.vocab_size
         self.index.infgram_ntd([0])
@@ -135,27 +133,27 @@ class Infini(Drafter):
         return self.growers[seq.sampling.is_greedy]
 
     def _has_kernel(self, seq: Sequence) -> bool:
-        """Whether `_drafted` grows the same tree; counts of several shards are added up here."""
-        is_filled = type(self._grower(seq)) in (Gumbel, TopTemplate)
-        return is_filled and len(self.index.shards) == 1
+        """Whether `_drafted` grows the same tree: a template grower and a single shard."""
+        has_template = type(self._grower(seq)) in (Gumbel, TopTemplate)
+        return has_template and len(self.index.shards) == 1
 
     def _drafted(self, seq: Sequence, plan: Plan, dice: SeededDice) -> Tree:
-        """The tree of a grower that fills a template, in one call."""
+        """The tree of a template grower, by one kernel call."""
         grower, source = self._grower(seq), self.source
         assert isinstance(grower, Gumbel | TopTemplate)
         wish, query = source.wish(seq.sampling), self.index.ids(seq.tokens[-source.context :])
         shape = grower.template.first(plan.nodes)
-        most = plan.nodes * wish.entries
-        uniforms = dice.peek(most) if isinstance(grower, Gumbel) else None
+        max_draws = plan.nodes * wish.entries
+        uniforms = dice.peek(max_draws) if isinstance(grower, Gumbel) else None
         tree, used = draft(self.index.shards[0], query, wish, shape, plan.depth, uniforms)
         dice.skip(used)
         return tree
 
 
 class IndexSource(Source):
-    """q = count^(1/T) of the next tokens, normalised: the corpus under the request's temperature.
+    """q = count^(1/T) of the next tokens, normalised; T is the request's temperature.
 
-    A greedy request counts as temperature 1, else every node would have one child.
+    A greedy request uses temperature 1, else every node would have one child.
     """
 
     def __init__(
@@ -169,10 +167,10 @@ class IndexSource(Source):
     ) -> None:
         self.index, self.context, self.max_support = index, context, max_support
         self.min_length, self.min_count, self.entries = min_length, min_count, entries
-        self.vocab_size = index.eos + 1  # the target's, once it is known
+        self.vocab_size = index.eos + 1  # replaced by the target's
 
     def wish(self, sampling: Sampling) -> IndexOptions:
-        """The options and the request's temperature, as the kernel takes them."""
+        """The options and the request's temperature, for the kernel."""
         index, power = self.index, 1.0 if sampling.is_greedy else 1 / sampling.temperature
         kept = self.context, self.min_length, self.min_count, self.entries, self.max_support
         return IndexOptions(*kept, self.vocab_size, index.eos, index.separator, power)
@@ -190,7 +188,7 @@ class IndexSource(Source):
         if found.suffix_length < self.min_length or found.context_count < self.min_count:
             return None
         ids, counts = found.ids, found.counts
-        if len(ids) and ids.max() >= self.vocab_size:  # the end of a document that has no id
+        if len(ids) and ids.max() >= self.vocab_size:  # end-of-document marker
             ids, counts = ids[ids < self.vocab_size], counts[ids < self.vocab_size]
         if len(ids) > self.entries:
             best = np.sort(np.argsort(-counts, kind="stable")[: self.entries])

@@ -1,16 +1,16 @@
-"""Lookahead decoding: parallel Jacobi iterations of the target leave n-grams that it then checks.
+"""Lookahead decoding: parallel Jacobi iterations of the target produce n-grams for drafts.
 
-Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2024. Rows
-of guesses ahead of the text are fed to the target, whose best tokens after them become the next
-row; a column of N - 1 rows and its new token is an n-gram for the pool. The n-grams that begin with
-the last token are drafts. One pass does both, and no second model or datastore is needed.
+Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2024. A
+window of guessed tokens ahead of the text is fed to the target. The target's top tokens after them
+become the next row of the window. A column of N - 1 rows and its new token is an n-gram for the
+pool. The n-grams that begin with the last token are drafts. One pass does both; no second model or
+datastore is needed.
 
-The window's attention mask is that of a tree: row 0 is a chain below the root, and the rest of
-column i is a chain below its i-th token. So the window is part of the draft tree, and a guess in it
-may be accepted like any other (the original throws it away).
+The attention mask of the window is that of a tree: row 0 is a chain below the root, and the rest of
+column i is a chain below its i-th token. So the window is part of the draft tree, and its tokens
+may be accepted, unlike in the original.
 
-Law: POINT nodes, made from finished steps, so exact under every rule for deterministic drafts.
-Needs: the target's logits at the window's nodes.
+Exact: POINT nodes made from finished steps. Needs the target's logits at the window's nodes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from forerun.errors import ConfigError
 class Lookahead(PerSequence):
     """A window of `window` columns and `ngram` - 1 rows, and a pool of n-grams, per sequence.
 
-    guesses: most n-grams drafted, and kept per first token; the latest are. from_prompt: the pool
-    also takes the n-grams of the text itself, prompt and output. A plan of fewer nodes than
+    guesses: max n-grams drafted, and kept per first token; the latest are kept. from_prompt: also
+    adds the n-grams of prompt and output to the pool. A plan of fewer nodes than
     (window + guesses) (ngram - 1) - 1 gets fewer columns and guesses, half the nodes each.
     """
 
@@ -41,19 +41,19 @@ class Lookahead(PerSequence):
     ) -> None:
         if ngram < 2 or window < 1 or guesses < 1:
             raise ConfigError(
-                "ngram must be at least 2, window and guesses at least 1, got "
-                f"{ngram}, {window} and {guesses}; the paper's are 5, 7 and 7"
+                f"ngram must be at least 2, window and guesses at least 1, got {ngram=}, {window=} "
+                f"and {guesses=}; the paper uses 5, 7 and 7"
             )
         self.ngram, self.window, self.guesses = ngram, window, guesses
         self.from_prompt = from_prompt
-        self._seqs: WeakSet[Sequence] = WeakSet()  # with a state
+        self._seqs: WeakSet[Sequence] = WeakSet()  # sequences with a state
 
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         state, tree = self._state(seq), Trie()
-        whole = self.window * (self.ngram - 1) - 1  # nodes of the whole window
-        most = plan.nodes - min(whole, (plan.nodes + 1) // 2)
+        window_nodes = self.window * (self.ngram - 1) - 1
+        max_nodes = plan.nodes - min(window_nodes, (plan.nodes + 1) // 2)
         for gram in state.pool.of(seq.tokens[-1]):
-            tree.add(gram[: plan.depth], most)
+            tree.add(gram[: plan.depth], max_nodes)
         state.window.widen(self.window, plan.nodes - len(tree), plan.depth, seq.tokens)
         for path in state.window.paths():
             tree.add(path, plan.nodes)
@@ -77,10 +77,10 @@ class Lookahead(PerSequence):
 
     def memory_report(self) -> dict[str, int]:
         grams = sum(seq.scratch[self].pool.size for seq in self._seqs)
-        return {"n-gram pools": grams * (160 + 8 * self.ngram)}  # a tuple, a dict slot
+        return {"n-gram pools": grams * (160 + 8 * self.ngram)}  # bytes of a tuple and a dict slot
 
     def _state(self, seq: Sequence) -> State:
-        """Its state, up to the last token: text from other steps empties the window."""
+        """The state of a sequence; resets the window if tokens came from steps not observed."""
         if self not in seq.scratch:
             seq.scratch[self] = State(self.ngram, self.guesses)
             self._seqs.add(seq)
@@ -93,31 +93,31 @@ class Lookahead(PerSequence):
 
 
 class State:
-    """What one sequence has."""
+    """The pool and window of one sequence."""
 
     def __init__(self, ngram: int, guesses: int) -> None:
         self.pool, self.window = Pool(ngram, guesses), Window(ngram)
-        self.length = 0  # tokens that it knows of
+        self.length = 0  # number of tokens processed
 
 
 class Pool:
-    """First token -> the n - 1 tokens that may follow, at most `most` of them, the latest last."""
+    """n-grams by first token, at most `capacity` per token, in order of insertion."""
 
-    def __init__(self, ngram: int, most: int) -> None:
-        self.ngram, self.most, self.size = ngram, most, 0
+    def __init__(self, ngram: int, capacity: int) -> None:
+        self.ngram, self.capacity, self.size = ngram, capacity, 0
         self._grams: dict[int, dict[tuple[int, ...], None]] = {}
 
     def of(self, first: int) -> list[tuple[int, ...]]:
-        """The n-grams of a token without it, the latest first."""
+        """The n-grams of a token without their first token, the latest first."""
         return list(self._grams.get(first, ()))[::-1]
 
     def add(self, first: int, rest: tuple[int, ...]) -> None:
-        """Puts an n-gram last; drops the first where there are too many."""
+        """Adds an n-gram as the latest; drops the oldest beyond the capacity."""
         grams = self._grams.setdefault(first, {})
         self.size -= len(grams)
         grams.pop(rest, None)
         grams[rest] = None
-        if len(grams) > self.most:
+        if len(grams) > self.capacity:
             del grams[next(iter(grams))]
         self.size += len(grams)
 
@@ -128,23 +128,25 @@ class Pool:
 
 
 class Window:
-    """Rows of guesses: rows[r][i] is a token at r + i places after the root, from an older pass the
-    smaller r. Starts as one row of copied text and grows to n - 1 rows, one per pass.
+    """Rows of guesses: rows[r][i] is the token r + i positions after the root.
+
+    Later rows come from later passes. Starts as one row of copied text and grows to n - 1 rows, one
+    per pass.
     """
 
     def __init__(self, ngram: int) -> None:
         self.height = ngram - 1  # rows of the full window
-        self.rows: list[list[int]] = [[]]  # rows[0][0] is the last token itself
-        self.columns = 0  # how many of them are in the tree of this pass
-        self._copied = 0  # tokens of the text that have served as first guesses
+        self.rows: list[list[int]] = [[]]  # rows[0][0] is the last token
+        self.columns = 0  # number of columns in the tree of this pass
+        self._copied = 0  # tokens of the text used as first guesses
 
-    def widen(self, most: int, nodes: int, depth: int, text: list[int]) -> None:
-        """Takes as many columns, at most `most`, as make no more nodes and levels than allowed.
+    def widen(self, max_columns: int, nodes: int, depth: int, text: list[int]) -> None:
+        """Sets the number of columns, at most `max_columns`, to fit into `nodes` and `depth`.
 
-        Columns without guesses are filled with tokens of the text, one after the other.
+        New columns are filled with tokens of the text.
         """
         height = len(self.rows)
-        self.columns = max(0, min(most, (nodes + 1) // height, depth - height + 2))
+        self.columns = max(0, min(max_columns, (nodes + 1) // height, depth - height + 2))
         self.rows[0][:1] = text[-1:]
         for row in self.rows:
             for _ in range(len(row), self.columns):
@@ -152,21 +154,21 @@ class Window:
                 self._copied += 1
 
     def paths(self) -> list[tuple[int, ...]]:
-        """What stands above the new guess of each column: row 0 as far as it, then the column."""
+        """The path above the new guess of each column: row 0 up to the column, then the column."""
         trunk, above = self.rows[0], self.rows[1:]
         return [(*trunk[1 : i + 1], *(row[i] for row in above)) for i in range(self.columns)]
 
     def advance(self, best: list[int], count: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Takes `best`, the newest row, and moves to a root `count` tokens on.
+        """Adds `best` as the newest row and moves the root by `count` tokens.
 
-        Returns the n-grams of a full window: first tokens and the rest.
+        Returns the n-grams of a full window: first token and rest.
         """
         grams = []
         if len(self.rows) == self.height:
             grams = list(zip(self.rows[0], zip(*self.rows[1:], best, strict=False), strict=False))
         if best:
             self.rows.append(best)
-        if len(self.rows) > self.height:  # the second row takes the place of the first
+        if len(self.rows) > self.height:  # row 1 becomes row 0, one position later
             del self.rows[0]
             count -= 1
         self.rows = [row[count:] for row in self.rows]
@@ -175,7 +177,7 @@ class Window:
 
 
 class Trie:
-    """A tree of POINT nodes in which equal tokens under one parent are one node."""
+    """A tree of POINT nodes with distinct tokens under each parent."""
 
     def __init__(self) -> None:
         self._tree = TreeBuilder()
@@ -184,13 +186,13 @@ class Trie:
     def __len__(self) -> int:
         return len(self._tree)
 
-    def add(self, path: tuple[int, ...], most: int) -> None:
-        """Adds a path, as far as the tree stays within `most` nodes."""
+    def add(self, path: tuple[int, ...], max_nodes: int) -> None:
+        """Adds a path, cut where the tree has `max_nodes` nodes."""
         node = -1
         for token in path:
             found = self._where.get((node, token))
             if found is None:
-                if len(self._tree) >= most:
+                if len(self._tree) >= max_nodes:
                     return
                 found = self._where[node, token] = self._tree.add(token, node)
             node = found
@@ -201,9 +203,9 @@ class Trie:
 
 
 def best_tokens(tree: Tree, paths: list[tuple[int, ...]], logits: torch.Tensor) -> list[int]:
-    """The best token after each path, by logits [n + 1, V] of the root and the nodes of a tree.
+    """The top token after each path, by logits [n + 1, V] of the root and the nodes of a tree.
 
-    Ends before the first path that the tree does not hold: another part may have changed it.
+    Ends before the first path that the tree lacks: another drafter may have changed it.
     """
     edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
     where = {edge: node for node, edge in enumerate(edges)} if paths else {}
@@ -215,6 +217,6 @@ def best_tokens(tree: Tree, paths: list[tuple[int, ...]], logits: torch.Tensor) 
         if node is None:
             break
         rows.append(node + 1)
-    if logits.device.type == "cpu":  # NumPy's argmax is many times faster, row by row
+    if logits.device.type == "cpu":  # NumPy's argmax is faster
         return [int(logits[row].float().numpy().argmax()) for row in rows]
     return logits[rows].argmax(-1).tolist() if rows else []

@@ -1,4 +1,4 @@
-"""No draft at all: plain decoding, the baseline of every report."""
+"""No draft: plain decoding, the baseline of every report."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Prompt lookup: the last tokens came before, so propose what followed them then.
+"""Prompt lookup: copies what followed an earlier occurrence of the last tokens.
 
 Apoorv Saxena, "Prompt Lookup Decoding", 2023. The last `ngram` tokens of prompt and output are
-looked for earlier in the same text, then the last `ngram` - 1 and so on; what followed the place
-that is found becomes a chain. No model, no memory beyond the text itself.
+searched in the same text, then the last `ngram` - 1 and so on. The tokens after the match become a
+chain. No model, no memory beyond the text.
 
-Law: POINT nodes, so the output is exact under every rule for deterministic drafts. Needs: nothing.
+Exact: POINT nodes. Needs nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from forerun.errors import ConfigError
 class PromptLookup(PerSequence):
     """Copies up to `tokens` tokens that followed an earlier occurrence of the last `ngram` ones.
 
-    match: the "last" occurrence or the "first". allow_short: also use an occurrence that fewer than
-    `tokens` tokens follow; the original refuses it, and so never copies from the latest text.
+    match: the "last" occurrence or the "first". allow_short: also use an occurrence followed by
+    fewer than `tokens` tokens. The original does not, so it never copies from the latest text.
     """
 
     labels = frozenset({"point"})
@@ -37,7 +37,7 @@ class PromptLookup(PerSequence):
             raise ConfigError(f"match must be 'last' or 'first', got {match!r}")
         self.ngram, self.tokens, self.match = ngram, tokens, match
         self.follow = 1 if allow_short else tokens  # tokens that must follow an occurrence
-        self._seqs: WeakSet[Sequence] = WeakSet()  # with an index
+        self._seqs: WeakSet[Sequence] = WeakSet()  # sequences with an index
 
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         index = seq.scratch.get(self)
@@ -62,27 +62,28 @@ class PromptLookup(PerSequence):
 
     def memory_report(self) -> dict[str, int]:
         entries = sum(len(seq.scratch[self].ends) for seq in self._seqs)
-        return {"prompt lookup index": entries * (120 + 8 * self.ngram)}  # a tuple, a dict slot
+        # bytes of a tuple and a dict slot
+        return {"prompt lookup index": entries * (120 + 8 * self.ngram)}
 
 
 class Index:
-    """Where each n-gram of a growing text ended; constant work per new token."""
+    """End position of each n-gram of a growing text; constant work per new token."""
 
-    TAIL = 16  # tokens compared to detect that the text was changed rather than extended
+    TAIL = 16  # tokens compared to detect a changed text
 
     def __init__(self, ngram: int, follow: int, keeps_last: bool) -> None:
         self.ngram, self.follow, self.keeps_last = ngram, follow, keeps_last
         self.ends: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after it
-        self.length = 0  # tokens indexed, not counting those that too few tokens follow yet
+        self.length = 0  # tokens indexed
         self.tail: list[int] = []  # the last of them
 
     def fits(self, tokens: list[int]) -> bool:
-        """Whether `tokens` continues the text that was indexed."""
+        """Whether `tokens` continues the indexed text."""
         start = self.length - len(self.tail)
         return tokens[start : self.length] == self.tail
 
     def extend(self, tokens: list[int]) -> None:
-        """Adds the n-grams that end `follow` tokens or more before the end of the text."""
+        """Adds the n-grams that end at least `follow` tokens before the end of the text."""
         for end in range(self.length + 1, len(tokens) - self.follow + 1):
             for n in range(1, min(self.ngram, end) + 1):
                 key = tuple(tokens[end - n : end])
@@ -92,7 +93,7 @@ class Index:
         self.tail = tokens[max(0, self.length - self.TAIL) : self.length]
 
     def find(self, tokens: list[int]) -> int | None:
-        """Index of what followed the longest n-gram that ends the text and came before."""
+        """The position after the earlier occurrence of the longest n-gram that ends the text."""
         for n in range(min(self.ngram, len(tokens)), 0, -1):
             end = self.ends.get(tuple(tokens[-n:]))
             if end is not None:

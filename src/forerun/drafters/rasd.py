@@ -1,13 +1,13 @@
-"""RASD: a draft model's tree and what retrieval knows, in one tree.
+"""RASD: merges a draft model's tree with retrieved continuations.
 
-"RASD: Retrieval-Augmented Speculative Decoding", 2025. Continuations of the text's end come from a
-datastore (as REST has them) and from the text itself. Those whose first token is not among the
-model's `top` next tokens are pruned; the others join the model's tree where they leave it, by
-longest common prefix, so that no path is checked twice. Any drafter may stand for the model.
+"RASD: Retrieval-Augmented Speculative Decoding", 2025. Continuations of the text's end are
+retrieved from a datastore (as in REST) and from the text. A continuation is pruned unless its first
+token is among the model's `top` next tokens. The others are merged into the model's tree by longest
+common prefix, so no path is verified twice. Any drafter can replace the model.
 
-Law: nodes of the model's tree keep their labels; retrieved ones are POINT and stand behind all of
-their siblings. Which of them there are may depend on what was drawn, for given a sibling's token
-and its rejection what is owed is the same law. Lossless under any verifier that judges both.
+Exact: nodes of the model's tree keep their labels; retrieved nodes are POINT and come after all of
+their siblings. They may depend on the drawn siblings: after a rejection, the residual distribution
+is the same. Needs a verifier that supports both labels.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 class Rasd(Composite):
-    """A drafter and retrievers: one of a datastore, if there is one, and those in `retrievers`.
+    """A drafter with retrievers: REST if a datastore is given, and those in `retrievers`.
 
-    model: folder or hub id of a draft model, grown by `grower`; or drafter: any other drafter.
-    index, corpus, ids: the datastore, as REST takes it. retrievers: further drafters of chosen
-    nodes, sure ones first. top: first tokens of the model that may continue; 0 retrieves nothing.
-    share: of the nodes, at most, that are kept for retrieval. bypass: a match of so many tokens is
-    not pruned; 0 prunes all. weigh: counts are multiplied by the model's probability of the first
-    token.
+    model: folder or hub id of a draft model, with `grower`; or drafter: any other drafter.
+    index, corpus, ids: the datastore, as in REST. retrievers: further drafters with POINT nodes,
+    most accurate first. top: number of the model's next tokens that a continuation may begin with;
+    0 retrieves nothing. share: max share of the nodes for retrieval. bypass: matches of at least so
+    many tokens are not pruned; 0 prunes all. weigh: multiplies counts by the model's probability of
+    the first token.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class Rasd(Composite):
             )
         if (model is None) == (drafter is None):
             raise ConfigError(
-                "rasd needs a draft to add to, a model or another drafter; give "
-                "rasd:model=FOLDER or rasd:drafter=NAME, and not both"
+                "rasd needs either a model or a drafter; use rasd:model=FOLDER or rasd:drafter=NAME"
             )
         extra = {"device": device, "tokenizer": tokenizer}
         if drafter is None:
@@ -92,14 +91,14 @@ class Rasd(Composite):
             found.insert(0, registry.make("drafter", "rest", **store, **span))
         if not found:
             raise ConfigError(
-                "rasd needs something to retrieve from: give index=FOLDER, corpus=FILE or "
+                "rasd has nothing to retrieve from; give index=FOLDER, corpus=FILE or "
                 "retrievers=prompt_lookup"
             )
         super().__init__((drafter, *found), tokenizer)
         self.generator, self.retrievers = self.parts[0], self.parts[1:]
         _check_chosen(self.retrievers)
         self.top, self.share, self.bypass, self.weigh = top, share, bypass, weigh
-        self.vocab_size = 0  # the target's, once it is known
+        self.vocab_size = 0  # set by `bind`
 
     def bind(self, target: Target) -> None:
         super().bind(target)
@@ -122,12 +121,12 @@ class Rasd(Composite):
         ]
 
     def retrieved(self, seq: Sequence, plan: Plan, law: Proposal | None) -> list[Continuations]:
-        """What each retriever would add, surest first; pruned by the law of the next token."""
+        """The continuations of each retriever, pruned by the next-token distribution `law`."""
         firsts = None if law is None or 0 < self.vocab_size <= self.top else self._firsts(law)
         return [self._from(part, seq, plan, firsts) for part in self.retrievers]
 
     def _laws(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Proposal | None]:
-        """The next token's law by the generator's source, if any; it keeps what it computes."""
+        """Next-token distributions by the generator's source, which caches them; None without."""
         laws: list[Proposal | None] = [None] * len(seqs)
         source: Source | None = getattr(self.generator, "source", None)
         asked = [i for i, plan in enumerate(plans) if self._room(plan)]
@@ -139,9 +138,9 @@ class Rasd(Composite):
     def _begun(
         self, seq: Sequence, plan: Plan, law: Proposal | None
     ) -> tuple[list[Continuations] | None, Plan]:
-        """What was retrieved, and the generator's plan: all nodes that retrieval does not need.
+        """The retrieved continuations, and the generator's plan with the remaining nodes.
 
-        Without a law nothing is retrieved yet, and the whole share is kept.
+        Without a distribution nothing is retrieved yet, and the whole share is reserved.
         """
         room = self._room(plan)
         if law is None or not room:
@@ -160,12 +159,11 @@ class Rasd(Composite):
         return graft(tree, found, plan.nodes - len(tree), self.names)
 
     def _room(self, plan: Plan) -> int:
-        """Nodes that are kept for retrieval."""
+        """Number of nodes reserved for retrieval."""
         return 0 if plan.is_empty or not self.top else int(self.share * plan.nodes)
 
     def _firsts(self, law: Proposal) -> FirstTokens:
-        """The `top` likeliest next tokens and what they multiply counts by; of equal ones the
-        first."""
+        """The `top` most probable next tokens with their weights; of equal ones the first."""
         ids, probs = law.ids, law.probs
         if len(ids) > self.top or min(probs.tolist(), default=0.0) <= 0:
             ids, probs = likeliest(ids, probs, self.top)
@@ -174,10 +172,10 @@ class Rasd(Composite):
     def _from(
         self, part: Drafter, seq: Sequence, plan: Plan, firsts: FirstTokens | None
     ) -> Continuations:
-        look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts
-        if look is not None:
-            return look(seq, plan, firsts, self.bypass)
-        (tree,) = part.propose([seq], [plan], [seq.dice])  # chosen nodes: no dice are thrown
+        retrieve = getattr(part, "retrieve", None)  # prunes before it selects by count
+        if retrieve is not None:
+            return retrieve(seq, plan, firsts, self.bypass)
+        (tree,) = part.propose([seq], [plan], [seq.dice])  # POINT nodes use no dice
         return pruned(
             Continuations(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 0, 0), firsts
         )
@@ -188,19 +186,19 @@ def _check_chosen(parts: Many[Drafter]) -> None:
     for part in parts:
         if part.labels != {"point"}:
             raise ConfigError(
-                f"rasd retrieves chosen nodes only, and {name_of(part)!r} draws; use "
+                f"rasd retrieves POINT nodes only, but {name_of(part)!r} draws tokens; use "
                 f"drafter={name_of(part)}, or fuse"
             )
 
 
 def first_law(tree: Tree) -> Proposal | None:
-    """The law that the first token of a tree was drawn from; None where it was chosen."""
+    """The q of the first token of a tree; None for a POINT node."""
     roots = np.flatnonzero(tree.parents == -1)
     return tree.q(int(roots[0])) if len(roots) else None
 
 
 def pruned(found: Continuations, firsts: FirstTokens | None) -> Continuations:
-    """Only the paths that begin with an allowed token."""
+    """The paths that begin with an allowed token."""
     if firsts is None:
         return found
     allowed, place, kept = set(firsts.ids.tolist()), list[int](), 0
@@ -218,10 +216,10 @@ def pruned(found: Continuations, firsts: FirstTokens | None) -> Continuations:
 
 
 def graft(tree: Tree, found: Many[Continuations], room: int, names: Many[str]) -> Tree:
-    """The tree and all retrieved paths, at most `room` new nodes behind those that it has.
+    """The tree with retrieved paths merged in, as at most `room` appended nodes.
 
-    A path goes along the tree as far as that has it. Retrievers get equal shares of the room, and
-    what earlier ones leave. names: of the drafter and the retrievers.
+    Each retriever gets an equal share of the remaining room. names: of the drafter and the
+    retrievers.
     """
     start = size = len(tree)
     tokens, parents, origins = np.empty((3, size + room), np.int32)

@@ -1,11 +1,10 @@
-"""REST: continuations of the text's end, retrieved from a datastore of text by a suffix array.
+"""REST: continuations of the text's end, retrieved from a datastore by a suffix array.
 
-He et al., "REST: Retrieval-Based Speculative Decoding", 2023. The longest suffix of the text, from
-16 tokens down to 2, that occurs in the datastore is found by binary search; what followed its
-places is counted, and the most frequent paths form the tree.
+He et al., "REST: Retrieval-Based Speculative Decoding", 2023. Binary search finds the longest
+suffix of the text, from 16 tokens down to 2, that occurs in the datastore. The continuations of all
+occurrences are counted, and the most frequent paths form the tree.
 
-Law: POINT nodes, chosen by counts that never change, so exact under every rule for deterministic
-drafts, at any temperature. Needs: a datastore in the target's own token ids.
+Exact: POINT nodes, chosen by constant counts. Needs a datastore in the target's token ids.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Rest(PerSequence):
-    """A datastore x the most frequent continuations.
+    """Drafts the most frequent continuations in a datastore.
 
-    index: folder that `forerun index build` made, or an open Index. corpus: text or .jsonl files,
-    indexed in memory. ids: token ids, indexed in memory. longest, shortest: of the suffix that is
-    looked for. tokens: longest continuation. most: nodes of a tree, whatever the plan allows.
-    reads: a continuation rarer than 1 in so many of its parent's places may be missed.
+    index: folder of `forerun index build`, or an open Index. corpus: text or .jsonl files, indexed
+    in memory. ids: token ids, indexed in memory. longest, shortest: length of the suffix. tokens:
+    max continuation length. most: max nodes of a tree. reads: sample size per node; a continuation
+    rarer than 1 in `reads` occurrences of its parent may be missed.
     """
 
     labels = frozenset({"point"})
@@ -76,7 +75,7 @@ class Rest(PerSequence):
     def retrieve(
         self, seq: Sequence, plan: Plan, firsts: FirstTokens | None = None, bypass: int = 0
     ) -> Continuations:
-        """What followed the longest match, best first; `firsts`, `bypass` as in `retrieval`."""
+        """The continuations of the longest match; `firsts` and `bypass` as in `continuations`."""
         return continuations.retrieve(
             self.datastore,
             seq.tokens,

@@ -1,13 +1,12 @@
 """SAM Decoding: the longest match, found in constant time per token by suffix automata.
 
 Hu et al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024. One automaton grows with
-the request, prompt and output; others hold earlier responses and a corpus. Each knows the longest
-suffix of the text that it has seen before. The longest wins, where those of the others must be
-longer by a bias, and what followed there is drafted; a short match leaves the draft to another
-drafter.
+the request, prompt and output; others hold earlier responses and a corpus. Each gives the longest
+suffix of the text that it contains. The longest match is used; matches outside the request must be
+longer by `bias`. The tokens after it are drafted. If the match is too short, another drafter
+drafts.
 
-Law: POINT nodes, a chain of copied tokens, so exact under every rule for deterministic drafts, at
-any temperature. Needs: what the other drafter needs.
+Exact: POINT nodes, a chain of copied tokens. Needs what the other drafter needs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from forerun.core.dice import Dice
 from forerun.core.mixins import Persistent, Priced, forget, priced
 from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Drafter, Target, name_of
-from forerun.core.tree import EMPTY, Tree, chain, signed
+from forerun.core.tree import EMPTY, Tree, chain, with_source
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.tables.logits.pool import in_bytes
 from forerun.ngrams.tables.suffix import automaton as suffix_automaton
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class Sam(Persistent, Priced):
-    """Suffix automata x what followed the longest match.
+    """Drafts the tokens after the longest match in suffix automata.
 
-    tokens: longest draft. bias: how much longer a match elsewhere must be than one in the request.
-    threshold: shortest match that is used, the bias taken off; None is the paper's 5 with another
-    drafter, else 1. place: of a match, the "first" (that of a shorter match where fewer than the
-    draft's tokens follow) or the "latest". scope: which responses are shared, "request" (none),
-    "group", "tenant" or "global". budget_mb: of the shared ones; the oldest go first. corpus: text
-    files. other: drafter, or its name, that drafts when the match is too short.
+    tokens: max draft length. bias: subtracted from the length of matches outside the request.
+    threshold: min match length after the bias; None is the paper's 5 with another drafter, else 1.
+    place: the occurrence to copy from, "first" (with a shorter match if fewer than `tokens` tokens
+    follow) or "latest". scope: which responses are shared, "request" (none), "group", "tenant" or
+    "global". budget_mb: memory of shared responses; the oldest are dropped first. corpus: text
+    files. other: drafter, or its name, for steps in which the match is too short.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Sam(Persistent, Priced):
         if place not in ("first", "latest"):
             raise ConfigError(f"place must be 'first' or 'latest', got {place!r}")
         self.tokens, self.bias, self.is_latest = tokens, bias, place == "latest"
-        self.other = _made(other, tokenizer)
+        self.other = _other_drafter(other, tokenizer)
         self.threshold = threshold or (1 if self.other is None else 5)
         self.labels = frozenset({"point"}) | (self.other.labels if self.other else frozenset())
         self.needs = self.other.needs if self.other else frozenset()
@@ -82,7 +81,7 @@ class Sam(Persistent, Priced):
             budget=in_bytes(budget_mb),
         )
         files = (corpus,) if isinstance(corpus, str | FilePath) else corpus
-        self.corpus = _built(files, tokenizer, self.is_latest) if files else None
+        self.corpus = _corpus_automaton(files, tokenizer, self.is_latest) if files else None
 
     def bind(self, target: Target) -> None:
         if self.corpus is not None and (largest := self.corpus.largest()) >= target.vocab_size:
@@ -117,7 +116,7 @@ class Sam(Persistent, Priced):
                 [seqs[i] for i in short], [plans[i] for i in short], [dice[i] for i in short]
             )
             for i, tree in zip(short, others, strict=True):
-                trees[i] = signed(tree, name_of(self.other))
+                trees[i] = with_source(tree, name_of(self.other))
         return trees
 
     def observe(self, step: Step) -> None:
@@ -156,7 +155,7 @@ class Sam(Persistent, Priced):
         return response_store.merge(snapshots, max_bytes)
 
     def matches(self, seq: Sequence) -> list[tuple[int, SuffixAutomaton, Text]]:
-        """Every automaton with its match: the length, less the bias, and the place; best first."""
+        """Matches in all automata: length minus bias, automaton, position; longest first."""
         reader, found = self._follow(seq), []
         found.append((reader.own.match(reader.text), reader.own, reader.text))
         if reader.shared is not None:
@@ -165,23 +164,24 @@ class Sam(Persistent, Priced):
         if self.corpus is not None:
             place = seq.scratch[self, "corpus"].text
             found.append((self.corpus.match(place) - self.bias, self.corpus, place))
-        return sorted(found, key=lambda match: -match[0])  # of equal ones the first stays first
+        return sorted(found, key=lambda match: -match[0])  # stable: the request first
 
     def _copied(self, seq: Sequence, plan: Plan) -> Tree:
-        """What followed the best match that something followed."""
-        most = min(self.tokens, plan.nodes, plan.depth)
-        if most <= 0:
+        """The tokens after the longest match that has a continuation."""
+        max_tokens = min(self.tokens, plan.nodes, plan.depth)
+        if max_tokens <= 0:
             return EMPTY
         for length, automaton, text in self.matches(seq):
             if length < self.threshold:
                 break
-            tokens = automaton.following(text, most, 1 if self.is_latest else most)
+            min_tokens = 1 if self.is_latest else max_tokens
+            tokens = automaton.following(text, max_tokens, min_tokens)
             if len(tokens):
                 return chain(tokens)
         return EMPTY
 
     def _follow(self, seq: Sequence) -> Reader[SuffixAutomaton, Generations]:
-        """The sequence's reader, and its cursor in the corpus, brought up to the last token."""
+        """The sequence's reader, advanced to the last token together with its corpus cursor."""
         reader = self._responses.follow(seq)
         if self.corpus is not None:
             cursor = seq.scratch.get((self, "corpus"))
@@ -194,30 +194,30 @@ class Sam(Persistent, Priced):
 
 @dataclass
 class Cursor:
-    """A place in the corpus, after so many tokens of a sequence that a reader follows."""
+    """A state of the corpus automaton after `length` tokens of a sequence."""
 
     reader: Reader[SuffixAutomaton, Generations]
     text: Text = field(default_factory=Text)
     length: int = 0
 
 
-def _made(other: DrafterName | Drafter | None, tokenizer: Tokenizer | None) -> Drafter | None:
+def _other_drafter(
+    other: DrafterName | Drafter | None, tokenizer: Tokenizer | None
+) -> Drafter | None:
     if other is None or isinstance(other, Drafter):
         return other
     return registry.make("drafter", other, tokenizer=tokenizer)
 
 
-def _built(
+def _corpus_automaton(
     files: Many[str | FilePath], tokenizer: Tokenizer | None, is_latest: bool
 ) -> SuffixAutomaton:
-    """The automaton of a corpus, each document or piece of one a text."""
-    from forerun.ngrams.index.counts import (
-        corpus as corpora,  # here: its kernels are not needed without a corpus
-    )
+    """The automaton of a corpus, with one text per document or part of one."""
+    from forerun.ngrams.index.counts import corpus as corpora  # compiles kernels
 
     automaton = SuffixAutomaton(latest=is_latest)
     for ids in corpora.tokenised(files, tokenizer):
         automaton.extend(automaton.begin(), ids.tolist())
     if not len(automaton):
-        raise DataError(f"the corpus {', '.join(map(str, files))} holds no text; give another one")
+        raise DataError(f"the corpus {', '.join(map(str, files))} has no text; give another one")
     return automaton

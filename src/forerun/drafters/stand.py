@@ -1,13 +1,12 @@
-"""STAND: drafts from a memory of the target's own probabilities; no second model, no training.
+"""STAND: drafts from a memory of the target's probabilities; no second model, no training.
 
-"Accelerated Test-Time Scaling with Model-Free Speculative Sampling", 2025. Every verification pass
-already computes the target's distribution at each emitted token; the memory keeps the running mean
-of its top entries by context, longest context first. Trees are drawn from it without replacement
-by Gumbel-Top-k on a tree, so a draft that knows the law is accepted nearly always.
+"Accelerated Test-Time Scaling with Model-Free Speculative Sampling", 2025. Verification computes
+the target's distribution at each emitted token. The memory keeps the running mean of its top
+entries by context; a lookup uses the longest known context. Trees are drawn without replacement by
+Gumbel-Top-k.
 
-Law: SWOR nodes that carry the q they were drawn from, a snapshot; at temperature 0 (or with
-choice="top") POINT nodes, the best tokens. Lossless under any verifier that judges those.
-Needs: nothing but the target's processed laws of finished steps.
+Exact: SWOR nodes with the q they were drawn from; at temperature 0 (or with choice="top") POINT
+nodes, the most probable tokens. Needs only the target's distributions of finished steps.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerun.core.dice import Dice, SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Grower, Path, Source, Target, name_of
@@ -51,20 +50,21 @@ _CHOICES = {
 
 
 class Stand(PerSequence, Persistent):
-    """A logit memory x Gumbel-Top-k.
+    """A logit memory with Gumbel-Top-k trees.
 
-    context: 4 looks up contexts of 4, 3, 2 and 1 tokens; a tuple gives the lengths themselves.
-    entries: probabilities kept per context. tree: "dynamic" grows where acceptance is likely,
-    "template" fills ranked places as the paper does. template: a Template or the file of one;
-    None is the one fitted for this model (`forerun fit-tree`), else a ranking of our own.
-    scope: which sequences share a memory; group is the trajectories of one prompt, which becomes
-    tenant where the memory is saved. In wider scopes a group's own memory is asked first.
-    budget_mb: of all memories. choice: "sampled" draws tokens, "top" takes the best ones, as
-    temperature 0 always does.
-    store: "processed" laws as sampled from, or the "model" law at temperature 1, tempered when
-    drafting; "auto" is the former within a request or group and the latter in wider scopes, which
-    serve mixed requests. Greedy requests always store the latter.
-    seed_from_prompt: learns at prompt positions too, once per group.
+    context: 4 looks up contexts of 4, 3, 2 and 1 tokens; a tuple lists the lengths.
+    entries: probabilities kept per context. tree: "dynamic" adds the nodes with the highest
+    estimated acceptance, "template" fills ranked places as in the paper. template: a Template or
+    its file; None is the one fitted for this model (`forerun fit-tree`), else a built-in ranking.
+    scope: which sequences share a memory; "group" is the samples of one prompt, and becomes
+    "tenant" if the memory is saved. In wider scopes the group's memory is looked up first.
+    budget_mb: memory of all tables. choice: "sampled" draws tokens, "top" takes the most probable
+    ones, as temperature 0 always does.
+    store: "processed" stores distributions as sampled from; "model" stores them at temperature 1
+    and applies the sampling parameters when drafting; "auto" is "processed" for requests and
+    groups, and "model" for wider scopes, which serve mixed requests. Greedy requests always store
+    "model".
+    seed_from_prompt: also learns at prompt positions, once per group.
     """
 
     can_observe_late = True
@@ -85,8 +85,7 @@ class Stand(PerSequence, Persistent):
     ) -> None:
         if choice == "measured":
             raise ConfigError(
-                "stand: choice=measured was removed in this release: measuring did not pay; leave "
-                "it out"
+                "stand: choice=measured was removed in this release; remove the option"
             )
         given = {"choice": choice, "tree": tree, "scope": scope, "store": store}
         for name, value in given.items():
@@ -111,8 +110,8 @@ class Stand(PerSequence, Persistent):
     def bind(self, target: Target) -> None:
         if self.seed_from_prompt and not hasattr(target, "rows_at"):
             raise ConfigError(
-                f"seed_from_prompt needs a target that gives rows at prompt positions, which "
-                f"{type(target).__name__} does not; leave the option out"
+                f"seed_from_prompt needs a target with rows at prompt positions, but "
+                f"{type(target).__name__} has none; remove the option"
             )
         self._target = target
         warm_up()
@@ -135,7 +134,7 @@ class Stand(PerSequence, Persistent):
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         draws = self.choice == "sampled" and not seq.sampling.is_greedy
         if not isinstance(dice, SeededDice):
-            return grow([seq], [plan], [dice], Recall(self), self._grower(seq, draws))[0]
+            return grow([seq], [plan], [dice], MemorySource(self), self._grower(seq, draws))[0]
         memory, temper = self.memory(seq), self.temper(seq)
         uniforms = dice.peek(plan.nodes * self.entries) if draws else None
         if self.is_dynamic:
@@ -173,34 +172,34 @@ class Stand(PerSequence, Persistent):
         return serialize.merge(snapshots, max_bytes)
 
     def memory(self, seq: Sequence) -> LogitMemory:
-        """The memory that a sequence drafts from: its own, with that of a wide scope behind it."""
+        """The memory that a sequence drafts from, with the wide scope's as fallback."""
         return self._memories.of(seq)
 
     def temper(self, seq: Sequence) -> Temper:
-        """How the memory's probabilities become this sequence's q."""
+        """How stored probabilities become this sequence's q."""
         s = seq.sampling
         if s.is_greedy or not self._memories.stores_model(seq):
             return NEUTRAL
         return Temper(1.0 / s.temperature, int(s.top_k), float(s.top_p), float(s.min_p))
 
     def _grower(self, seq: Sequence, draws: bool) -> Grower:
-        """What draws the same trees as the kernels, node by node."""
+        """The plain grower that draws the same trees as the kernels."""
         if self.is_dynamic:
             return Dynamic(drawn=draws, chances=self.memory(seq).chances[draws])
         return Gumbel(template=self.template) if draws else TopTemplate(template=self.template)
 
     def _count(self, memory: LogitMemory, tree: Tree, accepted: list[int]) -> None:
-        """The memory's chances learn what became of nodes that were valued by them."""
+        """Updates the memory's acceptance counts with the nodes of its own drafts."""
         if tree.cells is None:
             return
         cells = tree.cells_of(name_of(self))
-        own = 0 if cells is tree.cells else int(cells.argmax())  # a node of ours, if there is one
+        own = 0 if cells is tree.cells else int(cells.argmax())  # a node of this drafter, if any
         if cells.item(own) >= 0:
             is_drawn = tree.laws.item(own) != POINT
             memory.chances[is_drawn].learn(tree.parents, cells, accepted)
 
     def _learn(self, memory: LogitMemory, step: Step, i: int) -> None:
-        """Adds the laws at the visited nodes of sequence i."""
+        """Stores the distributions at the visited nodes of sequence i."""
         seq, laws, nodes, start = step.seqs[i], step.laws[i], step.visited(i), step.start(i)
         if not nodes:
             return
@@ -212,8 +211,8 @@ class Stand(PerSequence, Persistent):
         self._memories.enlarge(memory, len(nodes))
         memory.learn(root, step.trees[i], np.array(nodes, np.int32), ids, probs)
 
-    def _rows(self, seq: Sequence, laws: Laws, nodes: list[int]) -> np.ndarray:
-        """What is learned at nodes: laws [n, V]."""
+    def _rows(self, seq: Sequence, laws: TargetProbs, nodes: list[int]) -> np.ndarray:
+        """The distributions [n, V] to store for nodes."""
         is_raw = self._learns_model(seq)
         found = list(map(laws.logits, nodes)) if is_raw else laws.at(nodes)
         if isinstance(found, np.ndarray):
@@ -224,10 +223,10 @@ class Stand(PerSequence, Persistent):
         return rows
 
     def _seed(self, seq: Sequence) -> None:
-        """Learns at all prompt positions but the last; the first step sees its law."""
+        """Learns at all prompt positions but the last, which the first step covers."""
         is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, rows in prompt_rows(self._target, seq):
-            for row in rows:  # in place: these logits are not used elsewhere
+            for row in rows:  # in place
                 row[:] = softmax(row) if is_raw else to_probs(row, seq.sampling)
             self._memories.teach(memory, seq.tokens, at, rows)
 
@@ -235,8 +234,8 @@ class Stand(PerSequence, Persistent):
         return seq.sampling.is_greedy or self._memories.stores_model(seq)
 
 
-class Recall(Source):
-    """What the memory knows, one path at a time."""
+class MemorySource(Source):
+    """Proposals of the memory, one path at a time."""
 
     def __init__(self, drafter: Stand) -> None:
         self.drafter = drafter

@@ -1,13 +1,12 @@
-"""SuffixDecoding: what followed the same words before, here or in earlier responses.
+"""SuffixDecoding: continuations of the same tokens in this request or in earlier responses.
 
 Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", 2024.
-Two suffix trees count every short string: one of this request, prompt and output, one of responses.
-For each suffix of the text that occurs elsewhere, the most frequent continuations form a tree, of
-as many tokens as the suffix is long; that with the most expected accepted tokens is drafted.
+Two suffix trees count all short strings: one of this request, prompt and output, one of responses.
+For each suffix of the text that occurs elsewhere, the most frequent continuations form a tree with
+as many tokens as the suffix. The tree with the most expected accepted tokens is drafted.
 
-Law: POINT nodes, chosen by counts of finished steps, so exact under every rule for deterministic
-drafts, at any temperature. Needs: nothing. Texts are read when a draft is asked for: many tokens at
-once cost little, and a part of a router that is never asked costs nothing.
+Exact: POINT nodes, chosen by counts of finished steps. Needs nothing. Texts are read when a draft
+is requested.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from forerun.ngrams.tables.suffix.tree import NO_LIMIT, Draft, SuffixTree
 
 
 class Suffix(PerSequence, Persistent):
-    """Counted suffix trees x the most frequent continuations.
+    """Drafts the most frequent continuations in counted suffix trees.
 
     scope: which responses are shared, "request" (none), "group", "tenant" or "global".
-    depth: longest string counted; a match is at most half of it. factor, offset: at most
-    factor * match + offset tokens are drafted. min_prob: least share of the match's places that a
-    drafted token needs. branches: False drafts one path, True a tree. min_score: drafts that are
-    expected to have fewer accepted tokens are left out. budget_mb: of all shared trees. texts: most
-    responses kept per tree; the oldest go first.
+    depth: max length of counted strings; a match is at most half of it. factor, offset: at most
+    factor * match + offset tokens are drafted. min_prob: min share of the match's occurrences that
+    a drafted token continues. branches: False drafts one path, True a tree. min_score: drafts with
+    fewer expected accepted tokens are dropped. budget_mb: memory of all shared trees. texts: max
+    responses per tree; the oldest are dropped first.
     """
 
     labels = frozenset({"point"})
-    can_observe_late = True  # it reads texts, not steps
+    can_observe_late = True
 
     def __init__(
         self,
@@ -60,8 +59,8 @@ class Suffix(PerSequence, Persistent):
             raise ConfigError(f"min_prob must be more than 0 and at most 1, got {min_prob}")
         if not (factor >= 0 and factor + offset > 0 and min_score >= 0):
             raise ConfigError(
-                "factor and min_score must be at least 0, and factor + offset more than 0, or "
-                f"nothing is drafted after a match of one; got {factor}, {min_score} and {offset=}"
+                "factor and min_score must be at least 0, and factor + offset above 0; got "
+                f"{factor=}, {min_score=} and {offset=}"
             )
         self.factor, self.offset, self.min_prob = factor, offset, min_prob
         self.branches, self.min_score = branches, min_score
@@ -89,7 +88,7 @@ class Suffix(PerSequence, Persistent):
         return EMPTY if draft is None else points(draft.tokens, draft.parents)
 
     def best(self, seq: Sequence, plan: Plan) -> Draft | None:
-        """The better draft of the two trees, that of the request in a tie; None without one."""
+        """The draft with the higher score; in a tie that of the request; None without one."""
         reader = self._responses.follow(seq)
         width = plan.nodes if self.branches else 1
         wish = DraftLimits(plan.nodes, plan.depth, self.factor, self.offset, self.min_prob, width)

@@ -1,12 +1,12 @@
-"""Token Recycling: candidates that the target weighed and dropped come back as drafts.
+"""Token Recycling: drafts from the target's latest top-K successors of each token.
 
 Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
 Recycling", 2024. A matrix keeps, for every token of the vocabulary, the target's latest top-K
-successors; a fixed tree is filled from it breadth first, and every verified row, rejected nodes'
-too, overwrites the row of its token. No second model, no training, V x K ids of state.
+successors. A fixed tree is filled from it breadth first. Every verified row, also of rejected
+nodes, overwrites the row of its token. No second model, no training, V x K ids of state.
 
-Law: POINT nodes, so exact under every rule for deterministic drafts, at any temperature (the paper
-is greedy only). Needs: the target's logits at all nodes of a step.
+Exact: POINT nodes, at any temperature (the paper is greedy only). Needs the target's logits at all
+nodes of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from forerun.registry import File
 
 _CHOICES = {"scope": ("request", "group", "tenant", "global"), "update_from": ("tree", "path")}
 
-# The published tree, version 2.2.2: 80 places as digits of ranks, 8/21/25/15/8/3 by level.
+# The published tree, version 2.2.2: 80 places as digits of ranks, 8/21/25/15/8/3 by level
 PLACES = """
 0 1 2 3 4 5 6 7
 00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70
@@ -47,7 +47,7 @@ PLACES = """
 
 
 def published() -> Template:
-    """The paper's tree in the order of our prior, so that a smaller plan takes its best places."""
+    """The paper's tree, ordered by RANK_VALUES so that a smaller plan takes the best places."""
     places = [tuple(map(int, word)) for word in PLACES.split()]
 
     def worth(place: tuple[int, ...]) -> float:
@@ -57,21 +57,20 @@ def published() -> Template:
 
 
 PUBLISHED = published()
-RANKED = 1.0 / np.arange(1, MAX_ENTRIES + 1)  # weights by rank
-FALLING = [
-    RANKED[:count] / RANKED[:count].sum() for count in range(MAX_ENTRIES + 1)
-]  # of so many ids
+RANK_WEIGHTS = 1.0 / np.arange(1, MAX_ENTRIES + 1)  # weights by rank
+# probabilities of n successors, by n
+RANK_PROBS = [RANK_WEIGHTS[:n] / RANK_WEIGHTS[:n].sum() for n in range(MAX_ENTRIES + 1)]
 
 
 class TokenRecycling(Persistent):
-    """An adjacency matrix x the best tokens on a fixed template.
+    """An adjacency matrix with a fixed tree template.
 
-    entries: successors kept per token, the paper's k. template: "published" (80 places),
-    "best_first" (our ranked 625), a Template or the file of one.
-    scope: who shares a matrix, "request", "group", "tenant" or "global"; the last two outlive
-    requests, as the paper's does. budget_mb: of all matrices; the least recently used go first.
-    update_from: "tree" learns from every verified row, "path" at emitted tokens only.
-    tensors: keep the matrix in torch; None does where the target's logits are not on the CPU.
+    entries: successors kept per token, k in the paper. template: "published" (80 places),
+    "best_first" (625 ranked places), a Template or its file.
+    scope: which sequences share a matrix, "request", "group", "tenant" or "global"; the last two
+    outlive requests, as in the paper. budget_mb: memory of all matrices; the least recently used
+    are dropped first. update_from: "tree" learns from every verified row, "path" from those of
+    emitted tokens. tensors: keep the matrix in torch; None: if the logits are not on the CPU.
     """
 
     labels = frozenset({"point"})
@@ -108,7 +107,7 @@ class TokenRecycling(Persistent):
         self._matrices.drop(group)
 
     def matrix(self, seq: Sequence) -> Matrix | None:
-        """The matrix that a sequence drafts from; None before anything was learned."""
+        """The matrix that a sequence drafts from; None while it is empty."""
         return self._matrices.get(self._key(seq))
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
@@ -145,8 +144,8 @@ class TokenRecycling(Persistent):
     def keep(self, tenant: str = "") -> None:
         if self.scope in ("request", "group") or (self.scope == "global" and tenant):
             raise ConfigError(
-                "expected a matrix that is one tenant's alone and outlives requests, but "
-                f"its scope is {self.scope!r}; use token_recycling:scope=tenant"
+                f"a matrix of scope {self.scope!r} cannot be saved for one tenant; use "
+                "token_recycling:scope=tenant"
             )
 
     def snapshot(self, tenant: str = "") -> Snapshot:
@@ -169,8 +168,8 @@ class TokenRecycling(Persistent):
         whole = pool.merge(snapshots)
         if max_bytes is not None and whole.nbytes > max_bytes:
             raise ConfigError(
-                f"expected at least {whole.nbytes} bytes, the size of every matrix of these "
-                f"settings, got {max_bytes}; allow more, or keep fewer entries"
+                f"expected at least {whole.nbytes} bytes, the size of a matrix here, "
+                f"got {max_bytes}; allow more, or keep fewer entries"
             )
         return pool.snapshot(snapshots[0].kind, whole)
 
@@ -181,10 +180,10 @@ class TokenRecycling(Persistent):
         return kept_key(self.scope, tenant)
 
 
-class Successors(Source):
-    """The rows of the matrix, one path at a time: with a grower the plain form of `propose`.
+class MatrixSource(Source):
+    """Proposals from the matrix, one path at a time; with a grower the plain form of `propose`.
 
-    Probabilities only say which rank comes first.
+    Probabilities only encode the rank.
     """
 
     def __init__(self, drafter: TokenRecycling) -> None:
@@ -198,7 +197,7 @@ class Successors(Source):
         if matrix is None:
             return None
         ids = matrix.successors(path[-1] if path else seq.tokens[-1])
-        return Proposal(ids, FALLING[len(ids)]) if len(ids) else None
+        return Proposal(ids, RANK_PROBS[len(ids)]) if len(ids) else None
 
 
 def _as_template(template: Template | FilePath | File) -> Template:

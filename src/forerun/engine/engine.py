@@ -1,6 +1,6 @@
-"""The loop: draft, verify, commit. It names roles, never methods.
+"""The engine loop: draft, verify, commit.
 
-Plain decoding is the empty tree; prefill is pending tokens that the target catches up on.
+Plain decoding is the empty tree. Prefill is a forward pass over pending tokens.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.core.forward_batch import ForwardBatch, missing
-from forerun.core.logits import Laws, advance
+from forerun.core.logits import TargetProbs, advance
 from forerun.core.mixins import observes, parts_of
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.core.tree import Tree
-from forerun.engine.safe_drafter import settle
+from forerun.engine.safe_drafter import observe_pending
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stats import StepTimer, timed, timed_step
 from forerun.engine.stopping import Stops
@@ -26,30 +26,30 @@ from forerun.errors import ConfigError
 
 @dataclass
 class Draft:
-    """What is proposed for one step; one entry per sequence."""
+    """The draft trees of one step; one entry per sequence."""
 
     seqs: list[Sequence]
     plans: list[Plan]
     trees: list[Tree]
-    probed: list[Tree]  # the trees, with the nodes that the verifier appended
+    probed: list[Tree]  # the trees with the probe nodes of the verifier
 
 
 @dataclass
 class Verified:
-    """What the target made of a draft; nothing is committed yet."""
+    """The verdicts on a draft, not committed yet."""
 
     draft: Draft
-    laws: list[Laws]
+    laws: list[TargetProbs]
     verdicts: list[Verdict]
     leads: Many[int]  # see `Step.leads`
 
 
 class Engine:
-    """Drafts, verifies in one forward pass, and keeps the target's law; one sequence or many.
+    """Runs sequences with speculative decoding: draft, verify in one forward pass, commit.
 
     `step` is the loop body; `draft`, `verify` and `commit` are its parts, for other schedules.
-    Raises ConfigError when the verifier cannot judge what the drafter may propose, or the target
-    does not give what they need.
+    Raises ConfigError if the verifier does not support the drafter's labels, or the target does
+    not provide what they need.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class Engine:
         self.needs = drafter.needs | verifier.needs
         self.num_top_logits = max(part.num_top_logits for part in parts_of(drafter))
         self.scheduler = Scheduler(max_seqs)
-        self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
+        self._cancelled: deque[Sequence] = deque()  # filled by any thread
 
     def submit(self, seq: Sequence) -> None:
-        """Queues a sequence. Raises ConfigError if the verifier cannot serve its sampling."""
+        """Queues a sequence. Raises ConfigError if the verifier does not support its sampling."""
         self.verifier.check(seq.sampling)
         self.scheduler.add(seq)
 
     @timed_step
     def step(self) -> list[Sequence]:
-        """One step for every running sequence; returns those that ended since the last one.
+        """One step for every running sequence; returns those that ended since the last step.
 
-        Engines on one target take turns; callers of `round` and `retire` hold the turn themselves.
+        Holds the target's lock. Callers of `round` and `retire` must hold it themselves.
         """
         with self.target.turns:
             ended = self.retire()
@@ -100,7 +100,7 @@ class Engine:
             return ended
 
     def round(self, seqs: list[Sequence]) -> None:
-        """One step for some running sequences: all of them grow, or none does."""
+        """One step for some running sequences; on an error none of them changes."""
         draft = self.draft(seqs)
         verified = self.verify(draft)
         self.commit(verified)
@@ -130,14 +130,14 @@ class Engine:
 
     @timed
     def forward(self, draft: Draft) -> list[Rows]:
-        """The forward pass of `verify`. While a device computes, the drafter learns."""
+        """The forward pass of `verify`. Meanwhile the drafter observes the last step."""
         found = self.target.launch(ForwardBatch(draft.seqs, draft.probed, self.needs))
-        settle(self.drafter)
+        observe_pending(self.drafter)
         self.target.collect()
         return found
 
     def commit(self, verified: Verified) -> Step:
-        """Appends what was accepted, up to a stop, and shows the step to all listeners."""
+        """Appends the accepted tokens, up to a stop, and calls all listeners."""
         draft, verdicts = verified.draft, verified.verdicts
         starts = [len(seq.tokens) for seq in draft.seqs]
         pairs = zip(verdicts, draft.trees, strict=True)
@@ -157,16 +157,16 @@ class Engine:
         return step
 
     def run(self) -> None:
-        """Steps until nothing is left to do."""
+        """Steps until all sequences have ended."""
         while not self.scheduler.is_idle:
             self.step()
 
     def cancel(self, seq: Sequence) -> None:
-        """Ends a sequence, waiting or running, at the next step; for any thread."""
+        """Ends a waiting or running sequence at the next step. Thread-safe."""
         self._cancelled.append(seq)
 
     def retire(self) -> list[Sequence]:
-        """Lets finished and cancelled sequences leave; returns them."""
+        """Removes finished and cancelled sequences and returns them."""
         while self._cancelled:
             seq = self._cancelled.popleft()
             seq.finish = seq.finish or "cancelled"
@@ -184,27 +184,27 @@ class Engine:
         self.drafter.start(seq)
 
     def _plan(self, seq: Sequence) -> Plan:
-        """The controller's plan, no deeper than the tokens that are left."""
+        """The controller's plan, with depth limited by the tokens left to generate."""
         plan = self.controller.plan(seq)
         return plan if plan.is_empty else plan.within(seq.num_left - 1)
 
     def _probe(self, seq: Sequence, tree: Tree) -> Tree:
         return self.verifier.probe(tree, self.target.context - len(seq.tokens))
 
-    def _laws(self, rows: Rows, seq: Sequence, tree: Tree, plan: Plan) -> Laws:
-        laws = Laws(rows, seq, tree, self.shapers)
-        if rows.is_away and observes(self.drafter, seq, plan):
+    def _laws(self, rows: Rows, seq: Sequence, tree: Tree, plan: Plan) -> TargetProbs:
+        laws = TargetProbs(rows, seq, tree, self.shapers)
+        if rows.is_on_device and observes(self.drafter, seq, plan):
             laws.num_top_logits = self.num_top_logits
         return laws
 
     def _extend(self, seqs: list[Sequence], drawn: list[list[int]]) -> list[list[int]]:
-        """Appends to each sequence the tokens up to its end; to all of them, or to none."""
+        """Appends to each sequence its tokens up to a stop; on an error to none of them."""
         try:
             kept = [self.stops.cut(*pair) for pair in zip(seqs, drawn, strict=True)]
             states = [self._advanced(*pair) for pair in zip(seqs, kept, strict=True)]
         except Exception:
             for seq in seqs:
-                self.stops.renew(seq)
+                self.stops.reset(seq)
             raise
         for seq, tokens, state in zip(seqs, kept, states, strict=True):
             seq.tokens += tokens
@@ -212,7 +212,7 @@ class Engine:
         return kept
 
     def _advanced(self, seq: Sequence, tokens: list[int]) -> tuple[Any, ...]:
-        """The states of a sequence's shapers after these tokens; None is a shaper at rest."""
+        """The shaper states of a sequence after these tokens."""
         states = seq.states
         if states.count(None) == len(states):
             return states
@@ -221,7 +221,7 @@ class Engine:
         return states
 
     def _publish(self, step: Step) -> None:
-        """Shows the step to all listeners; then the first error among them is raised."""
+        """Calls all listeners, then raises the first of their errors."""
         errors = []
         for listener in self.listeners:
             try:
@@ -233,7 +233,7 @@ class Engine:
 
 
 def _leads(found: list[Rows]) -> Many[int]:
-    """The sequence that each took its rows from; empty if all took their own."""
+    """`Step.leads` of a pass."""
     leads = [rows.lead for rows in found]
     if leads.count(None) == len(leads):
         return ()
@@ -241,24 +241,24 @@ def _leads(found: list[Rows]) -> Many[int]:
 
 
 def check_pair(drafter: Drafter, verifier: Verifier) -> None:
-    """Refuses a drafter if the verifier cannot judge its draws."""
-    foreign = sorted(drafter.labels - verifier.judges)
-    if foreign:
+    """Raises ConfigError if the verifier does not support all labels of the drafter."""
+    unsupported = sorted(drafter.labels - verifier.judges)
+    if unsupported:
         name, rule = map(name_of, (drafter, verifier))
         raise ConfigError(
             f"{rule} judges {'/'.join(sorted(verifier.judges))} drafts, but drafter {name!r} "
-            f"makes {'/'.join(foreign)} drafts; use another verifier or another grower"
+            f"makes {'/'.join(unsupported)} drafts; use another verifier or another grower"
         )
 
 
-NEEDS = {"hidden": "hidden rows", "probes": "rows behind a draft"}
+NEEDS = {"hidden": "hidden rows", "probes": "probe rows"}
 
 
 def check_needs(target: Target, needs: frozenset[str]) -> None:
-    """Refuses parts that read outputs of the forward pass that the target does not give."""
+    """Raises ConfigError if the target does not provide all needs."""
     if lacking := missing(needs, target.gives):
         what = " and ".join(NEEDS.get(need, need) for need in lacking)
         raise ConfigError(
-            f"target {name_of(target)!r} gives no {what}; use a drafter and a verifier that need "
-            "none"
+            f"target {name_of(target)!r} gives no {what}; use a drafter and a verifier that do "
+            "not need them"
         )

@@ -1,4 +1,4 @@
-"""One call's sequences on one engine: made as places come free, stepped, and given back as text."""
+"""One generation call: creates its sequences, steps the engine, returns samples and events."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from forerun.engine.engine import Engine
     from forerun.engine.stats import Recorder
 
-FAR = 64  # characters of a text for every token that the context holds
-TOGETHER = 16  # trajectories whose dice are made ready at once
+MAX_CHARS_PER_TOKEN = 64  # longer prompts are checked by a lower bound before they are tokenised
 _numbers = itertools.count()
 log = logging.getLogger("forerun")
 
@@ -54,18 +53,17 @@ class Event:
     index: int
     text: str
     sample: Sample | None = None
-    pieces: tuple[Piece, ...] = ()  # the text, cut by how it came
+    pieces: tuple[Piece, ...] = ()  # the text, split by origin
 
 
 class Run:
-    """One call's sequences on one engine.
+    """The sequences of one call on one engine.
 
-    samplings: one for each prompt. numbers: those of the prompts in a larger batch, whose
-    randomness they then have; unless told 0, 1, 2 ... is_lent: prompts with a seed draft from what
-    this run taught alone, as if they were another tenant's, and that is forgotten with the run.
-    Iterating over it again goes on while the first iterator lives, and is a ConfigError after one
-    that was left before the end. Raises DataError, ConfigError or CapacityError for a prompt that
-    cannot be served.
+    samplings: one per prompt. numbers: indices of the prompts in a larger batch, which select
+    their random streams; default 0, 1, 2, ... forget_after_run: seeded prompts draft only from
+    state learned in this run, which is dropped with the run.
+    A second iterator continues while the first one is open; after an early close it raises
+    ConfigError. Raises DataError, ConfigError or CapacityError for a prompt that cannot be served.
     """
 
     def __init__(
@@ -78,15 +76,16 @@ class Run:
         *,
         numbers: Many[int] | None = None,
         tenant: str = "",
-        is_lent: bool = False,
+        forget_after_run: bool = False,
     ) -> None:
         self.model, self.engine = model, engine
         self.recorder = recorder
         self.prompts, self.tenant = prompts, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
-        self._number = next(_numbers)  # no two runs share a group
-        self._is_done = self._was_left = False  # all samples came; who iterated over it went away
-        self._alone = f"{tenant}\0{self._number}" if is_lent else tenant  # tenant of what is seeded
+        self._number = next(_numbers)  # makes the groups of this run unique
+        self._is_done = self._is_closed = False  # all samples are out; closed before that
+        # tenant of seeded prompts
+        self._seeded_tenant = f"{tenant}\0{self._number}" if forget_after_run else tenant
         pairs = zip(prompts, samplings, strict=True)
         firsts = [self._first(i, *pair) for i, pair in enumerate(pairs)]
         self._longest = max(seq.num_prompt + seq.limit for seq in firsts)
@@ -101,7 +100,7 @@ class Run:
                     yield self._sample(seq, self.engine.stops.text(seq))
 
     def steps(self) -> Generator[list[Sample], None, None]:
-        """Steps the engine to the end; yields after each step the samples that it finished."""
+        """Steps the engine to the end; yields the finished samples after each step."""
         with closing(self._steps()) as steps:
             for _, ended in steps:
                 yield [self._sample(seq, self.engine.stops.text(seq)) for seq in ended]
@@ -117,29 +116,29 @@ class Run:
                     start, sent[seq] = sent.get(seq, 0), len(text)
                     sample = self._sample(seq, text) if seq in ended else None
                     if len(text) > start or sample:
-                        begins = self.engine.stops.begins(seq)
-                        pieces = tuple(origins.pieces(seq, text, start, begins))
+                        starts = self.engine.stops.token_starts(seq)
+                        pieces = tuple(origins.pieces(seq, text, start, starts))
                         yield Event(_prompt(seq), seq.index, text[start:], sample, pieces)
                     if sample:
                         del sent[seq]
 
     def _steps(self) -> Generator[tuple[list[Sequence], list[Sequence]], None, None]:
-        """Those that ran before each step, and those that ended with it."""
-        if self._was_left:
+        """Yields the sequences that ran before each step, and those that ended with it."""
+        if self._is_closed:
             raise ConfigError("This run was closed before it finished; call model.run() again.")
         scheduler, ended = self.engine.scheduler, list[Sequence]()
         try:
-            while (scheduler.running and not ended) or self._queue():  # an end makes room
+            while (scheduler.running and not ended) or self._queue():
                 running = list(scheduler.running)
                 ended = self.engine.step()
                 yield running, ended
             self._is_done = True
-        finally:  # also when the caller stops early, or a finalizer does for it
-            self._left, self._was_left = iter(()), not self._is_done
+        finally:  # also if the caller stops early or the generator is garbage-collected
+            self._left, self._is_closed = iter(()), not self._is_done
             self.model.target.turns.run_when_free(self._abandon)
 
     def _abandon(self) -> None:
-        """Nothing may stay in the drafter or the cache. May be interrupted, and done again."""
+        """Cancels all sequences and drops their state. May be interrupted and run again."""
         scheduler = self.engine.scheduler
         for seq in [*scheduler.running, *scheduler.waiting]:
             self.engine.cancel(seq)
@@ -147,31 +146,33 @@ class Run:
         self.forget()
 
     def forget(self) -> None:
-        """The drafter loses what it learned of these prompts only."""
+        """Drops the drafter's state of these prompts."""
         for i in range(len(self.prompts)):
             forget(self.engine.drafter, (self._number, i))
-        if self._alone != self.tenant:
-            forget(self.engine.drafter, kept_key("tenant", self._alone))
+        if self._seeded_tenant != self.tenant:
+            forget(self.engine.drafter, kept_key("tenant", self._seeded_tenant))
 
     def fit(self, warns: bool) -> None:
-        """Lets fewer sequences run at once where target or drafter has no room for as many."""
+        """Lowers the number of concurrent sequences to what target and drafter have memory for."""
         scheduler, target = self.engine.scheduler, self.model.target
-        asked = most = min(scheduler.max_seqs, len(scheduler.waiting))
-        why: CapacityError | None = None
-        while most > 1:
+        requested = num = min(scheduler.max_seqs, len(scheduler.waiting))
+        reason: CapacityError | None = None
+        while num > 1:
             try:
-                taken = target.check_room(target.num_held + most, self._longest)
-                priced(self.engine.drafter).check_room(most, self._longest, taken)
+                taken = target.check_room(target.num_held + num, self._longest)
+                priced(self.engine.drafter).check_room(num, self._longest, taken)
                 break
             except CapacityError as found:
-                most, why = most - 1, why or found
-        if why:
-            scheduler.max_seqs = most
+                num, reason = num - 1, reason or found
+        if reason:
+            scheduler.max_seqs = num
             if warns:
-                log.warning(f"{most} of {asked} sequences run at once, the others wait: {why}")
+                log.warning(
+                    f"{num} of {requested} sequences run at once, the others wait: {reason}"
+                )
 
     def _queue(self) -> bool:
-        """As many wait as may run, and no more are made: n may be huge. Is anything left to do?"""
+        """Submits sequences up to max_seqs, since n may be huge. Returns whether any are left."""
         scheduler = self.engine.scheduler
         while len(scheduler.waiting) < scheduler.max_seqs:
             seq = next(self._left, None)
@@ -181,24 +182,24 @@ class Run:
         return bool(scheduler.running or scheduler.waiting)
 
     def _first(self, i: int, prompt: str | list[int], sampling: Sampling) -> Sequence:
-        """The first trajectory of a prompt that can be served."""
+        """The first trajectory of a prompt. Raises if the prompt cannot be served."""
         context = self.model.target.context
-        if isinstance(prompt, str) and len(prompt) > FAR * context:  # it takes long to tokenise
-            self._check_length(i, self.model.sizes.least(prompt), "at least ")
+        if isinstance(prompt, str) and len(prompt) > MAX_CHARS_PER_TOKEN * context:
+            self._check_length(i, self.model.token_bounds.min_tokens(prompt), "at least ")
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens or prompt == "":
             raise DataError(f"prompt {i} is empty; give it at least one token")
         vocab = self.model.target.vocab_size
         for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
-            if (most := max(getattr(sampling, name), default=0)) >= vocab:
+            if (largest := max(getattr(sampling, name), default=0)) >= vocab:
                 raise ConfigError(
-                    f"{name} names token {most}, but the ids of this model end at {vocab - 1}"
+                    f"{name} names token {largest}, but the ids of this model end at {vocab - 1}"
                 )
         for at, token in enumerate(tokens):
             if not 0 <= token < vocab:
                 raise DataError(
                     f"prompt {i} has token {token} at position {at}; ids of this model are 0 to "
-                    f"{vocab - 1}, so it may be of another tokenizer"
+                    f"{vocab - 1}; use the model's own tokenizer"
                 )
         self._check_length(i, len(tokens))
         seq = Sequence(
@@ -208,7 +209,7 @@ class Run:
             SeededDice(self.seed if sampling.seed is None else sampling.seed),
             limit=min(sampling.max_new_tokens, context - len(tokens)),
             group=(self._number, i),
-            tenant=self.tenant if sampling.seed is None else self._alone,
+            tenant=self.tenant if sampling.seed is None else self._seeded_tenant,
         )
         self.engine.verifier.check(sampling)
         return seq
@@ -222,15 +223,15 @@ class Run:
             )
 
     def _sequences(self, firsts: list[Sequence], numbers: Many[int]) -> Iterator[Sequence]:
-        """Every trajectory, prompt by prompt, with randomness of its own."""
+        """Every trajectory, prompt by prompt, each with its own random stream."""
         for number, first in zip(numbers, firsts, strict=True):
             seed = self.seed if first.sampling.seed is None else first.sampling.seed
-            for k, dice in enumerate(_dice(seed, number, first.sampling)):
+            for k in range(first.sampling.n):
                 yield Sequence(
                     first.tokens.copy(),
                     first.num_prompt,
                     first.sampling,
-                    dice,
+                    SeededDice(seed, number, k),
                     first.limit,
                     first.group,
                     k,
@@ -245,24 +246,13 @@ class Run:
         return Sample(_prompt(seq), seq.index, text, tokens, seq.finish or "", stats, logprobs)
 
 
-def _dice(seed: int, number: int, sampling: Sampling) -> Iterator[SeededDice]:
-    """The randomness of every trajectory of a prompt; some are made ready at once."""
-    for start in range(0, sampling.n, TOGETHER):
-        several = range(start, min(start + TOGETHER, sampling.n))
-        found = [SeededDice(seed, number, k) for k in several]
-        if not sampling.is_greedy:
-            for dice in found:
-                dice.ready()
-        yield from found
-
-
 def _prompt(seq: Sequence) -> int:
-    """The number of its prompt in its run."""
+    """The index of a sequence's prompt in its run."""
     return seq.group[1]  # type: ignore[index]
 
 
 def record_logprobs(step: Step) -> None:
-    """Listener: the target's own log-probabilities of each emitted token and the top m."""
+    """Listener: stores the target's log-probabilities of each emitted token and the top m."""
     for i, (seq, law) in enumerate(zip(step.seqs, step.laws, strict=True)):
         if seq.sampling.logprobs is None:
             continue
@@ -273,7 +263,7 @@ def record_logprobs(step: Step) -> None:
 
 
 def top_ids(values: np.ndarray, count: int) -> list[int]:
-    """Ids of the `count` largest of values [V], falling; ties: the lowest id."""
+    """Ids of the `count` largest of values [V], descending; ties: the lowest id."""
     if count == 0:
         return []
     border = np.partition(values, -count)[-count] if count < len(values) else -np.inf

@@ -1,10 +1,10 @@
-"""A drafter may fail; generation goes on: drafts only save time, and the law holds without them.
+"""A wrapper that catches errors of a drafter, so generation continues without its drafts.
 
-This needs failures that do not depend on the drawn tokens: a drafter that fails at some tokens only
-leaves the others more often than their q says.
+The output stays exact if failures do not depend on the drawn tokens. A drafter that fails for
+certain draws would change the distribution of the others.
 
-A plan that neither drafts nor learns costs the drafter nothing: a sequence begins at its first use,
-so a drafter may find that a text has grown without it.
+A sequence starts in the drafter with its first plan that drafts or learns, so its text may have
+grown before.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from forerun.core.mixins import (
 )
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Drafter, Target, name_of
-from forerun.core.tree import EMPTY, Tree, signed
+from forerun.core.tree import EMPTY, Tree, with_source
 from forerun.errors import CapacityError, ConfigError, ForerunError
 
 if TYPE_CHECKING:
     from forerun.core.dice import Dice
 
-RENAMED = {  # methods and attributes of drafters before this release
+RENAMED = {  # methods and attributes of drafters in earlier releases
     "propose_one": "draft, in a subclass of forerun.drafters.base.PerSequence",
     "warm_up": "bind, which compiles too",
     "hear": "observe",
-    "whose": "active_drafter, of forerun.core.mixins.Priced",
     "seconds": "draft_seconds, of forerun.core.mixins.Priced",
     "reading": "catch_up_seconds, of forerun.core.mixins.Priced",
     "hope": "acceptance_prior, of forerun.core.mixins.Priced",
@@ -53,10 +52,10 @@ T = TypeVar("T")
 
 
 class SafeDrafter(Shared, Priced):
-    """A drafter whose runtime errors cost drafts and one warning, nothing else.
+    """A drafter wrapper: runtime errors cost drafts and one warning, nothing else.
 
-    Errors of `bind` still end the run: the parts do not fit. It prices drafters without `Priced` by
-    the defaults, and defers `observe` into the next forward pass of an asynchronous target.
+    Errors of `bind` are raised: the parts do not fit. Drafters without `Priced` get its defaults.
+    `observe` is deferred into the next forward pass of an asynchronous target.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -64,11 +63,11 @@ class SafeDrafter(Shared, Priced):
         check_interface(drafter)
         self.labels, self.needs, self.parts = drafter.labels, drafter.needs, drafter.parts
         self.num_top_logits, self.learns = drafter.num_top_logits, priced(drafter).learns
-        # drafts of code from elsewhere are checked: an id out of range would end the run
+        # drafts of user code are checked, since an id out of range would end the run
         is_ours = all(type(part).__module__.startswith("forerun.") for part in parts_of(drafter))
         self._vocab = None if is_ours else 0
         self._defers = False  # whether steps are observed during the next forward pass
-        self._seen: Counter[str] = Counter()  # errors by type; parts share it: one warning
+        self._seen: Counter[str] = Counter()  # errors by type, shared by the parts: one warning
         self._safe_parts: dict[Drafter, SafeDrafter] = {drafter: self}
         for part in list(parts_of(drafter))[1:] if isinstance(drafter, Priced) else []:
             self._safe_parts[part] = safe = SafeDrafter(part)
@@ -89,11 +88,11 @@ class SafeDrafter(Shared, Priced):
 
     @property
     def kept(self) -> frozenset[str]:
-        """Tenants of which it is shown every step."""
+        """`Persistent.kept` of the drafter."""
         return getattr(self.drafter, "kept", frozenset())
 
     def failures(self, seq: Sequence) -> int:
-        """Errors of the drafter that cost a sequence a draft or a step to learn from."""
+        """Number of errors of the drafter for a sequence."""
         return seq.scratch.get((self, "failures"), 0)
 
     def active_drafter(self, seq: Sequence) -> Drafter:
@@ -132,22 +131,22 @@ class SafeDrafter(Shared, Priced):
         rows = [i for i, (seq, plan) in enumerate(pairs) if observes(self, seq, plan)]
         if not rows:
             return
-        mine = step if len(rows) == len(step.seqs) else step.of(rows)
-        for seq in mine.seqs:  # now: beginning may take a forward pass of its own
+        mine = step if len(rows) == len(step.seqs) else step.select(rows)
+        for seq in mine.seqs:  # not deferred: `start` may run a forward pass
             self._begin(seq)
         if self._defers:
-            settle(self)
+            observe_pending(self)
             _pending[self.drafter] = self, mine
         else:
             self._show(mine)
 
     def finish(self, seq: Sequence) -> None:
-        settle(self)
+        observe_pending(self)
         if seq.scratch.pop((self, "begun"), False):
             self._try(lambda: self.drafter.finish(seq), [seq])
 
     def forget(self, group: Hashable) -> None:
-        settle(self)
+        observe_pending(self)
         self._try(lambda: forget(self.drafter, group), [])
 
     def memory_report(self) -> dict[str, int]:
@@ -165,12 +164,12 @@ class SafeDrafter(Shared, Priced):
         try:
             found = self.drafter.propose(seqs, plans, dice)
             _check(found, plans, self._vocab)
-            return [signed(tree, self.name) for tree in found]
+            return [with_source(tree, self.name) for tree in found]
         except Exception as error:
             if len(seqs) == 1:
                 self._note(error, seqs)
                 return [EMPTY]
-        each = zip(seqs, plans, dice, strict=True)  # the others of the batch keep their drafts
+        each = zip(seqs, plans, dice, strict=True)  # one by one, to keep the other drafts
         return [self._propose([seq], [plan], [own])[0] for seq, plan, own in each]
 
     def _try(self, work: Callable[[], object], seqs: Many[Sequence]) -> None:
@@ -180,7 +179,7 @@ class SafeDrafter(Shared, Priced):
             self._note(error, seqs)
 
     def _ask(self, work: Callable[[], T], otherwise: T, *passed: type[Exception]) -> T:
-        """The drafter's answer, or `otherwise` if it fails. Errors in `passed` are raised."""
+        """The result of `work`, or `otherwise` if it fails. Errors in `passed` are raised."""
         try:
             return work()
         except passed:
@@ -194,21 +193,21 @@ class SafeDrafter(Shared, Priced):
             seq.scratch[self, "failures"] = self.failures(seq) + 1
         if not self._seen:
             log.warning(
-                "drafter %s failed (%s: %s); going on without its drafts where it fails",
+                "drafter %s failed (%s: %s); generation continues without the failed drafts",
                 self.name,
                 type(error).__name__,
                 error,
             )
-            log.debug("where it failed", exc_info=error)
+            log.debug("traceback of the drafter", exc_info=error)
         self._seen[type(error).__name__] += 1
 
 
-# by drafter: the one step that it has not been shown yet, and the wrapper that will show it
+# by drafter: the wrapper, and the step that the drafter has not observed yet
 _pending: WeakKeyDictionary[Drafter, tuple[SafeDrafter, Step]] = WeakKeyDictionary()
 
 
-def settle(drafter: Drafter) -> None:
-    """Shows a drafter, or those that it is made of, the step that is pending."""
+def observe_pending(drafter: Drafter) -> None:
+    """Runs the deferred `observe` of a drafter and its parts."""
     if not _pending:
         return
     for part in parts_of(drafter):
@@ -219,7 +218,7 @@ def settle(drafter: Drafter) -> None:
 
 
 def check_interface(drafter: Drafter) -> None:
-    """Raises ConfigError for a drafter that cannot draft, or is written for an older release."""
+    """Raises ConfigError for a drafter that cannot draft, or that uses names of older releases."""
     for part in parts_of(drafter):
         kind, name = type(part), name_of(part)
         if not isinstance(part.labels, Set):
@@ -231,7 +230,7 @@ def check_interface(drafter: Drafter) -> None:
             raise ConfigError(f"drafter {name}: {old} was renamed; write {RENAMED[old]}")
         if part.labels and kind.propose is Drafter.propose:
             raise ConfigError(
-                f"drafter {name} has no `propose`, so it never drafts; write one, subclass "
+                f"drafter {name} has no `propose`, so it never drafts; define it, subclass "
                 "forerun.drafters.base.PerSequence, or set labels = frozenset()"
             )
         try:
@@ -244,9 +243,10 @@ def check_interface(drafter: Drafter) -> None:
 
 
 def _check(found: object, plans: Many[Plan], vocab: int | None) -> None:
-    """Raises TypeError for anything but one tree per plan.
+    """Raises TypeError unless there is one tree per plan.
 
-    vocab: if given, ValueError for ids outside 0..vocab - 1 and for trees larger than their plan.
+    vocab: if given, raises ValueError for ids outside 0..vocab - 1 and for trees larger than their
+    plan.
     """
     if not isinstance(found, list | tuple) or len(found) != len(plans):
         raise TypeError(f"propose must return a list of {len(plans)} trees, got {found!r:.80}")

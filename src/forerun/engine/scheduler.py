@@ -1,4 +1,4 @@
-"""Who runs: sequences wait, are admitted while there is room, run, and leave."""
+"""The queue of waiting sequences and the list of running ones."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Scheduler:
         self.waiting.append(seq)
 
     def admit(self, on_start: Callable[[Sequence], None]) -> None:
-        """Fills the free places from the queue."""
+        """Starts waiting sequences up to `max_seqs`."""
         while self.waiting and len(self.running) < self.max_seqs:
             seq = self.waiting.popleft()
             on_start(seq)
             self.running.append(seq)
 
     def retire(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Removes and returns the sequences that have finished, and those cancelled waiting."""
+        """Removes and returns finished sequences, and those cancelled while waiting."""
         ended = [seq for seq in self.running if seq.finish is not None]
         dropped = [seq for seq in self.waiting if seq.finish is not None]
         if ended or dropped:

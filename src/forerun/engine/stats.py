@@ -1,4 +1,4 @@
-"""Counts what the loop did. Definitions are fixed (docs/structure.md, "Definitions"):
+"""Statistics of generation. Definitions (docs/structure.md, "Definitions"):
 
 S verify passes, D drafted tokens, A accepted draft tokens, E examined tokens, G generated tokens;
 tau = G / S (plain decoding: 1), acceptance rate A / D, examined rate A / E. Rates by position are
@@ -31,7 +31,7 @@ class Stats:
     generated: int = 0  # G
     accepted_at: Counter[int] = field(default_factory=Counter)  # depth from 1 -> count
     seconds: dict[str, float] = field(default_factory=dict)  # draft, forward, verify, other
-    failures: int = 0  # errors of the drafter; each cost a draft or a step to learn from
+    failures: int = 0  # errors of the drafter
     drafted_by: Counter[str] = field(default_factory=Counter)  # by name of the drafter
     accepted_by: Counter[str] = field(default_factory=Counter)
 
@@ -50,18 +50,18 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens over engine time, prefill included."""
+        """Generated tokens per second of engine time, including prefill."""
         total = sum(self.seconds.values())
         return self.generated / total if total else 0.0
 
     @property
     def per_position(self) -> list[float]:
-        """Accepted at depth i over S, i from 1."""
+        """Accepted tokens at depth i over S, i from 1."""
         deepest = max(self.accepted_at, default=0)
         return [self.accepted_at[i] / self.passes for i in range(1, deepest + 1)]
 
     def add(self, other: Stats) -> Stats:
-        """Adds another's counts to this one; returns itself."""
+        """Adds the counts of `other`; returns itself."""
         for name in (*COUNTS, "failures"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("accepted_at", "drafted_by", "accepted_by"):
@@ -70,7 +70,7 @@ class Stats:
         return self
 
     def spend(self, seconds: dict[str, float]) -> None:
-        """Adds time spent, part by part."""
+        """Adds seconds by part."""
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
 
@@ -101,7 +101,7 @@ class Recorder:
 
     def __call__(self, step: Step) -> None:
         times = {**step.times, "other": perf_counter() - step.clock}
-        num = len(step.seqs)  # a pass is shared evenly by its batch
+        num = len(step.seqs)  # sequences share the time of a step evenly
         share = {name: seconds / num for name, seconds in times.items()}
         for i, seq in enumerate(step.seqs):
             stats = seq.scratch[self] = self.of(seq)
@@ -116,28 +116,28 @@ class Recorder:
 
 
 class StepTimer:
-    """Seconds of the parts of a step: what passes between calls of `lap`.
+    """Seconds of the parts of a step: the time between calls of `lap`.
 
-    `record` is the first listener: it fills in `Step.times` and `Step.clock`. What comes before
-    `draft` within `step`, sequences that leave and join, counts as drafting.
+    `record` is the first listener: it sets `Step.times` and `Step.clock`. Time in `step` before
+    `draft` counts as drafting.
     """
 
     def __init__(self) -> None:
         self._last = 0.0
         self._times: dict[str, float] = {}
-        self.is_open = False  # within `step`, which has set the start
+        self.is_open = False  # whether `step` has called `begin`
 
     def begin(self) -> None:
-        """A step begins."""
+        """Starts the clock of a step."""
         self._last, self._times = perf_counter(), {}
 
     def lap(self, name: str) -> None:
-        """The part `name` of the step ends."""
+        """Ends the part `name` of the step."""
         now = perf_counter()
         self._times[name], self._last = now - self._last, now
 
     def record(self, step: Step) -> None:
-        """Listener: the times of this step."""
+        """Listener: stores the times in the step."""
         step.times, step.clock = self._times, self._last
 
 
@@ -146,7 +146,7 @@ R = TypeVar("R")
 
 
 def timed_step(call: Callable[P, R]) -> Callable[P, R]:
-    """A method of an engine that starts its `timer`."""
+    """Decorator of an engine method that starts the engine's timer."""
 
     @wraps(call)
     def step(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -162,7 +162,7 @@ def timed_step(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def timed(call: Callable[P, R]) -> Callable[P, R]:
-    """A method of an engine that is one part of a step; `draft` is the first."""
+    """Decorator of an engine method that is one part of a step; `draft` is the first."""
     name = call.__name__
 
     @wraps(call)
@@ -178,10 +178,10 @@ def timed(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _count(stats: Stats, tree: Tree, nodes: list[int], emitted: int) -> None:
-    """Adds the draft of a step that accepted nodes of it."""
+    """Adds one draft and its accepted nodes."""
     size = len(tree.tokens)
     accepted = min(len(nodes), emitted)
-    is_whole = emitted > len(nodes)  # not cut off within the draft
+    is_whole = emitted > len(nodes)  # no stop within the draft
     stats.drafted += size
     stats.accepted += accepted
     stats.examined += accepted + (is_whole and _was_rejected(tree, nodes))
@@ -199,5 +199,5 @@ def _count(stats: Stats, tree: Tree, nodes: list[int], emitted: int) -> None:
 
 
 def _was_rejected(tree: Tree, nodes: list[int]) -> bool:
-    """Whether the walk ended at a node that had children."""
+    """Whether verification ended at a node with children."""
     return (nodes[-1] if nodes else -1) in tree.parents.tolist()

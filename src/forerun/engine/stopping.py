@@ -1,5 +1,7 @@
-"""Where a sequence ends: end-of-sequence tokens, stop strings, length. Ids, text and logprobs are
-cut at the same place, also in the middle of an accepted draft."""
+"""Stop conditions: end-of-sequence tokens, stop strings, length.
+
+Ids, text and logprobs are cut at the same position, also within an accepted draft.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +16,37 @@ class Stream(Protocol):
     """An incremental detokenizer."""
 
     def push(self, token: int) -> str:
-        """Text that has become certain with this token."""
+        """The text completed by this token."""
 
     def extend(self, tokens: Many[int]) -> str:
-        """The same with these tokens."""
+        """The text completed by these tokens."""
         return "".join(map(self.push, tokens))
 
 
 class Stops:
-    """Ends sequences. Stop strings and text need `stream`, which makes a detokenizer."""
+    """Checks stop conditions. Stop strings and text need `stream`, which makes a detokenizer."""
 
     def __init__(self, eos_ids: Many[int] = (), stream: Callable[[], Stream] | None = None) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._stream = stream
 
     def start(self, seq: Sequence) -> None:
-        """A sequence joins; a stop string may have begun in what it has generated before."""
+        """A sequence starts, possibly with generated text that contains part of a stop string."""
         if self._stream:
             seq.scratch[self] = text = Text(self._stream, seq.sampling.stop)
             text.extend(seq.generated)
 
-    def renew(self, seq: Sequence) -> None:
-        """Takes back a cut of a running sequence; its tokens were not appended."""
+    def reset(self, seq: Sequence) -> None:
+        """Undoes `cut` for tokens that were not appended."""
         seq.finish = seq.end = None
         self.start(seq)
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
-        """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
+        """The tokens up to a stop; sets seq.finish, and seq.end for a stop string."""
         s, text, before = seq.sampling, self._text(seq), len(seq.tokens) - seq.num_prompt
         ends = frozenset() if s.ignore_eos else self.eos_ids
         is_last = before + len(tokens) >= seq.limit
-        if not (is_last or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):  # nearly always
+        if not (is_last or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):
             if text:
                 text.extend(tokens)
             return tokens
@@ -63,76 +65,76 @@ class Stops:
         return tokens
 
     def text(self, seq: Sequence) -> str:
-        """The text generated so far, without what a stop string cut off."""
+        """The text generated so far, cut at a stop string."""
         text = self._text(seq)
         return text.so_far(seq.finish is not None) if text else ""
 
-    def begins(self, seq: Sequence) -> list[int]:
-        """Where in the text each token begins; a token that ends a text may be left out."""
+    def token_starts(self, seq: Sequence) -> list[int]:
+        """The text offset of each token; an end-of-sequence token may be left out."""
         text = self._text(seq)
-        return text.begins if text else []
+        return text.starts if text else []
 
     def _text(self, seq: Sequence) -> Text | None:
         return seq.scratch.get(self)
 
     def finish(self, seq: Sequence) -> None:
-        """A sequence has ended; its text stays readable as long as the sequence lives."""
+        """A sequence has ended; its text stays readable as long as the sequence exists."""
 
 
-MAX_PENDING_TOKENS = 64  # tokens without text yet: a long answer decoded at once would stall others
+MAX_PENDING_TOKENS = 64  # not decoded yet: decoding a long answer at once would stall the batch
 
 
 class Text:
-    """Text of one sequence, searched for stop strings; without any it is decoded when needed.
+    """The text of one sequence, searched for stop strings; without any it is decoded lazily.
 
-    Many tokens are decoded at a time, until the place where each begins is asked for.
+    Tokens are decoded in bulk until token offsets are requested.
     """
 
     def __init__(self, stream: Callable[[], Stream], stop: Many[str]) -> None:
         self._make, self._stop = stream, stop
-        self._hold = max(map(len, stop), default=1) - 1  # a stop string may have begun here
+        self._hold = max(map(len, stop), default=1) - 1  # last characters may begin a stop string
         self._tokens: list[int] = []
         self._is_cut = False
-        self._begin(has_places=bool(stop))
+        self._restart(has_starts=bool(stop))
 
-    def _begin(self, *, has_places: bool) -> None:
-        self._has_places = has_places  # whether the place where each token begins is known
+    def _restart(self, *, has_starts: bool) -> None:
+        self._has_starts = has_starts  # whether token offsets are recorded
         self._stream = self._make()
         self._text = ""
-        self._done = 0  # tokens that are decoded
-        self._begins: list[int] = []
+        self._done = 0  # number of decoded tokens
+        self._starts: list[int] = []
 
     @property
-    def begins(self) -> list[int]:
-        """Length of the text before each token."""
-        if not self._has_places:
-            self._begin(has_places=True)
+    def starts(self) -> list[int]:
+        """The length of the text before each token."""
+        if not self._has_starts:
+            self._restart(has_starts=True)
         self._catch_up()
-        return self._begins
+        return self._starts
 
     def extend(self, tokens: list[int]) -> None:
-        """Adds tokens; stop strings are not looked for."""
+        """Adds tokens without a search for stop strings."""
         self._tokens += tokens
         if len(self._tokens) - self._done >= MAX_PENDING_TOKENS:
             self._catch_up()
 
     def push(self, token: int, may_stop: bool = True) -> int | None:
-        """Adds a token; the number of tokens to keep if a stop string has appeared, else None."""
+        """Adds a token; returns the number of tokens to keep if a stop string is complete."""
         self.extend([token])
         if not self._stop or not may_stop:
             return None
         self._catch_up()
-        before = self._begins[-1]
+        before = self._starts[-1]
         found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
         hits = [at for at in found if at >= 0]
         if not hits:
             return None
         self._text, self._is_cut = self._text[: min(hits)], True
         # a token stays if its text begins before the stop string does
-        return sum(begin < min(hits) for begin in self._begins)
+        return sum(start < min(hits) for start in self._starts)
 
     def so_far(self, is_final: bool) -> str:
-        """Certain text: while more may come, the last characters may belong to a stop string."""
+        """The text without characters that may belong to an incomplete stop string."""
         self._catch_up()
         if is_final and not self._is_cut:
             self._text += self._flush()
@@ -142,14 +144,14 @@ class Text:
 
     def _catch_up(self) -> None:
         new = self._tokens[self._done :]
-        if new and not self._has_places:
+        if new and not self._has_starts:
             self._text += self._stream.extend(new)
             self._done += len(new)
             return
         for token in new:
-            begin = len(self._text)
+            start = len(self._text)
             self._text += self._stream.push(token)
-            self._begins.append(begin)
+            self._starts.append(start)
             self._done += 1
 
     def _flush(self) -> str:

@@ -1,4 +1,4 @@
-"""How each piece of a text came: accepted from which drafter, or the target's own token."""
+"""The origin of each piece of a text: the drafter it was accepted from, or the target."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OWN = "target"  # corrections, bonus tokens and plain steps
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of one origin: the name of a drafter, "draft" where it is unknown, or OWN."""
+    """Text of one origin: the name of a drafter, "draft" if unknown, or OWN."""
 
     text: str
     origin: str
 
 
 class Origins:
-    """Listener: the origin of every emitted token."""
+    """Listener: records the origin of every emitted token."""
 
     def __call__(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
@@ -28,14 +28,14 @@ class Origins:
             names = [tree.sources[n] if tree.sources else "draft" for n in nodes]
             seq.scratch.setdefault(self, []).extend([*names, OWN][: len(step.emitted[i])])
 
-    def pieces(self, seq: Sequence, text: str, start: int, begins: Many[int]) -> list[Piece]:
-        """text[start:] cut where origins change; begins: where each token's text begins."""
+    def pieces(self, seq: Sequence, text: str, start: int, starts: Many[int]) -> list[Piece]:
+        """text[start:] split where the origin changes; starts: text offset of each token."""
         found: list[Piece] = []
         origins = seq.scratch.get(self, [])
-        first = max(0, bisect_right(begins, start) - 1)
-        for k in range(first, len(begins)):
-            stop = begins[k + 1] if k + 1 < len(begins) else len(text)
-            part = text[max(start, begins[k]) : stop]
+        first = max(0, bisect_right(starts, start) - 1)
+        for k in range(first, len(starts)):
+            stop = starts[k + 1] if k + 1 < len(starts) else len(text)
+            part = text[max(start, starts[k]) : stop]
             origin = origins[k] if k < len(origins) else OWN
             if part and found and found[-1].origin == origin:
                 found[-1] = Piece(found[-1].text + part, origin)

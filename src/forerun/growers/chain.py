@@ -14,7 +14,7 @@ from forerun.core.tree import IID, TreeBuilder
 class Chain(Grower):
     """A chain of sampled tokens; ends after a token for which `plan.stop` is true.
 
-    It also ends before a token with an estimated acceptance probability below `plan.least`. The
+    It also ends before a token with an estimated acceptance probability below `plan.min_acceptance`. The
     estimate is the product of the largest probability of each q on the path. It is known before the
     token is drawn, so the draft stays exact.
     """
@@ -28,7 +28,7 @@ class Chain(Grower):
             if q is None:
                 break
             reach *= float(q.probs.max())
-            if reach < plan.least:
+            if reach < plan.min_acceptance:
                 break
             token = int(q.ids[dice.choice(q.probs)])
             node = tree.add(token, node, IID, q)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from forerun.core.acceptance_prior import RANKS, Chances, grade
+from forerun.core.acceptance_prior import NUM_RANKS, AcceptanceCounts, grade
 from forerun.core.dice import Dice
 from forerun.core.records import Plan
 from forerun.core.roles import Grower, Growth
@@ -20,15 +20,15 @@ from forerun.core.tree import POINT, SWOR, Proposal, TreeBuilder
 
 
 class Dynamic(Grower):
-    """Grows node by node; ends at plan.nodes nodes or at values of plan.least and below.
+    """Grows node by node; ends at plan.nodes nodes or at values of plan.min_acceptance and below.
 
     drawn: children are drawn without replacement; else they are the most likely tokens. The tree
-    records the cell of the acceptance table per node, for `Chances.learn`.
+    records the cell of the acceptance table per node, for `AcceptanceCounts.learn`.
     """
 
-    def __init__(self, *, drawn: bool = True, chances: Chances | None = None) -> None:
+    def __init__(self, *, drawn: bool = True, chances: AcceptanceCounts | None = None) -> None:
         self.labels = frozenset({"swor" if drawn else "point"})
-        self.drawn, self.chances = drawn, chances or Chances(drawn=drawn)
+        self.drawn, self.chances = drawn, chances or AcceptanceCounts(drawn=drawn)
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
         tree, rates = TreeBuilder(), self.chances.rates
@@ -46,7 +46,7 @@ class Dynamic(Grower):
                     grades[node] = grade(q.probs.max(), q.level)
                     value[node] = left[node] * rates[grades[node], 0]
             at = max(value, key=lambda n: value[n], default=None)
-            if at is None or len(tree) >= plan.nodes or value[at] <= max(0.0, plan.least):
+            if at is None or len(tree) >= plan.nodes or value[at] <= max(0.0, plan.min_acceptance):
                 break
             q = known[at]
             if at not in orders:
@@ -54,10 +54,10 @@ class Dynamic(Grower):
             law = (SWOR, q) if self.drawn else (POINT, None)
             node = tree.add(int(q.ids[orders[at][ranks[at]]]), at, *law)
             left[node], ranks[node], depths[node] = value[at], 0, depths[at] + 1
-            cells.append(grades[at] * RANKS + min(ranks[at], RANKS - 1))
+            cells.append(grades[at] * NUM_RANKS + min(ranks[at], NUM_RANKS - 1))
             ranks[at] += 1
             left[at] -= value[at]
-            value[at] = left[at] * rates[grades[at], min(ranks[at], RANKS - 1)]
+            value[at] = left[at] * rates[grades[at], min(ranks[at], NUM_RANKS - 1)]
             if ranks[at] == len(q.ids):
                 del value[at]
         return replace(tree.build(), cells=np.array(cells, dtype=np.int8))

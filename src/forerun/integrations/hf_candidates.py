@@ -21,7 +21,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from forerun import registry
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
@@ -71,7 +71,7 @@ class Candidates(CandidateGenerator):
         emitted = tokens[len(seq.tokens) :]
         accepted = min(int(num_matches), len(tree), max(len(emitted) - 1, 0))
         rows = Rows(scores[0, : len(tree) + 1])
-        laws = Laws(rows, seq, tree, ())
+        laws = TargetProbs(rows, seq, tree, ())
         seq.tokens += emitted
         verdict = Verdict(list(range(accepted)), emitted[-1] if emitted else 0)
         step = Step([seq], [self.plan], [tree], [laws], [verdict], [emitted[: accepted + 1]])

@@ -20,7 +20,7 @@ from forerun.core.mixins import Persistent, Priced, Shared, active_drafter, pers
 from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Drafter, Shaper, Target, name_of
 from forerun.core.sampling import Sampling
-from forerun.core.tree import Tree, signed
+from forerun.core.tree import Tree, with_source
 from forerun.errors import ConfigError, ForerunError
 from forerun.runner import gpu
 from forerun.state.array_file import Origin
@@ -196,7 +196,7 @@ class ShadowedDrafter(Shared, Priced):
         self.fresh.start(seq)
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
-        return [signed(tree, self.name) for tree in self.main.propose(seqs, plans, dice)]
+        return [with_source(tree, self.name) for tree in self.main.propose(seqs, plans, dice)]
 
     def observe(self, step: Step) -> None:
         self.main.observe(step)

@@ -29,7 +29,7 @@ import torch
 from forerun import registry
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
@@ -247,7 +247,7 @@ class Proposer(Tap):
                 tree, start = step_logits.trees[row], step_logits.starts[row]
                 logits = step_logits.logits[start : start + len(tree) + 1]
             trees.append(tree)
-            laws.append(Laws(Rows(logits), request.seq, tree, ()))
+            laws.append(TargetProbs(Rows(logits), request.seq, tree, ()))
         verdicts = [Verdict(list(range(len(new) - 1)), new[-1]) for new in emitted]
         seqs, plans = [request.seq for request in requests], [Plan()] * len(requests)
         return Step(seqs, plans, trees, laws, verdicts, emitted)

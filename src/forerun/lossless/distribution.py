@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Adjust, Laws
+from forerun.core.logits import Adjust, TargetProbs
 from forerun.core.records import Sequence, Step, Verdict
 from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling, to_probs
@@ -252,7 +252,7 @@ def next_logits(
                 _commit(model, seq, token)
             seq.states = tuple(shaper.start(seq) for shaper in every)
             (rows,) = model.target.forward(ForwardBatch([seq], [EMPTY]))
-            return Laws(rows, seq, EMPTY, every).logits(-1)
+            return TargetProbs(rows, seq, EMPTY, every).logits(-1)
         finally:
             model.target.release(seq)
 

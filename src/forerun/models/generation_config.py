@@ -1,7 +1,7 @@
-"""What a checkpoint's generation_config.json says of sampling: told at load, obeyed by nobody here.
+"""Warns of sampling defaults in a checkpoint's generation_config.json, which forerun does not use.
 
-transformers' generate takes its defaults from there. Ours are those of `Sampling`, whatever the
-model; so one warning names what is set, and the options that do the same here.
+transformers' generate takes its defaults from this file. forerun always uses those of `Sampling`.
+One warning lists the values, and the options that do the same here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ALIKE = {  # their name -> the field of Sampling that does the same
     "stop_strings": "stop",
     "num_return_sequences": "n",
 }
-SAMPLED = {"temperature", "top_k", "top_p", "min_p"}  # looked at only where do_sample is true,
-SAMPLED |= {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}  # and so are these
-OFF = {  # name -> the value that changes nothing; null and what is empty never do
+SAMPLED = {"temperature", "top_k", "top_p", "min_p"}  # ignored by transformers unless do_sample
+SAMPLED |= {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
+OFF = {  # name -> neutral value; null and empty values are neutral too
     "do_sample": True,
     **{theirs: getattr(Sampling(), ours) for theirs, ours in ALIKE.items()},
     **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), 1),
@@ -39,57 +39,57 @@ OFF = {  # name -> the value that changes nothing; null and what is empty never 
     **dict.fromkeys(("max_length", "max_time")),
     "num_beams": 1,
 }
-TOP_K = 50  # what transformers takes where a file that samples names none
-ROOM = {"max_new_tokens": 1 << 40}  # for a min_new_tokens that is looked at alone
+TOP_K = 50  # default of transformers if do_sample is true
+ROOM = {"max_new_tokens": 1 << 40}  # so that any min_new_tokens is valid
 SHORT = reprlib.Repr()
 SHORT.maxlist, SHORT.maxstring = 16, 80
 
 
 class Defaults(NamedTuple):
-    """What a generation config changes.
+    """The sampling defaults in a generation config.
 
-    said: its fields that do; is_greedy: whether transformers does not sample then; ours: fields of
-    Sampling for the same; rest: names for which, or for whose value, there is none.
+    given: fields with a non-neutral value. is_greedy: whether transformers is greedy with them.
+    ours: equivalent fields of Sampling. rest: names without an equivalent.
     """
 
-    said: dict[str, Any]
+    given: dict[str, Any]
     is_greedy: bool
     ours: dict[str, Any]
     rest: list[str]
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Defaults:
-        """As transformers reads it. One that sets nothing here counts as silent, although without
-        do_sample nothing is sampled there."""
-        said = {n: given[n] for n in OFF if given.get(n) not in (None, "", [], {}, OFF[n])}
-        is_greedy = bool(said) and given.get("do_sample") is not True
+    def of(cls, config: dict[str, Any]) -> Defaults:
+        """The defaults as transformers reads them; none if all fields are neutral."""
+        given = {n: config[n] for n in OFF if config.get(n) not in (None, "", [], {}, OFF[n])}
+        is_greedy = bool(given) and config.get("do_sample") is not True
         ours: dict[str, Any] = {"temperature": 0} if is_greedy else {}
-        if given.get("do_sample") is True and given.get("top_k") is None:
+        if config.get("do_sample") is True and config.get("top_k") is None:
             ours["top_k"] = TOP_K
         rest = []
-        for name in said:
+        for name in given:
             if name == "do_sample" or (is_greedy and name in SAMPLED):
                 continue
-            if _is_alike(name, said[name]):
-                ours[ALIKE[name]] = said[name]
+            if _is_alike(name, given[name]):
+                ours[ALIKE[name]] = given[name]
             else:
                 rest.append(name)
-        return cls(said, is_greedy, ours, rest)
+        return cls(given, is_greedy, ours, rest)
 
 
-def tell_defaults(model: Any) -> None:
+def warn_of_defaults(model: Any) -> None:
     """Warns once if a folder, hub id or loaded transformers model has defaults of sampling.
 
     Raises ModelError for a damaged file.
     """
-    given, where = _read(model)
-    found = Defaults.of(given)
-    if not found.said and not found.ours:
+    config, where = _read(model)
+    found = Defaults.of(config)
+    if not found.given and not found.ours:
         return
-    why = " (do_sample is not true: nothing is sampled)" if found.is_greedy else ""
-    what = _listed(found.said or {"do_sample": True})
+    reason = " (do_sample is not true: nothing is sampled)" if found.is_greedy else ""
+    values = _listed(found.given or {"do_sample": True})
     text = (
-        f"{where} sets {what}; transformers' generate obeys that by default{why}, forerun does not"
+        f"{where} sets {values}; transformers' generate uses that by default{reason}, forerun does "
+        "not"
     )
     if found.ours:
         text += f"; as options here: {_listed(found.ours)}"
@@ -99,7 +99,7 @@ def tell_defaults(model: Any) -> None:
 
 
 def _read(model: Any) -> tuple[dict[str, Any], str]:
-    """A generation config, empty where there is none, and where it stands."""
+    """A generation config, {} if there is none, and its location."""
     if isinstance(model, str | Path):
         path = model_folder(model, TOKENIZER) / FILE
         return (read_json(path) if path.is_file() else {}), str(path)
@@ -109,7 +109,7 @@ def _read(model: Any) -> tuple[dict[str, Any], str]:
 
 
 def _is_alike(name: str, value: Any) -> bool:
-    """Whether Sampling has such a field, and takes such a value for it."""
+    """Whether Sampling has an equivalent field and accepts the value."""
     if name not in ALIKE:
         return False
     try:
@@ -120,5 +120,5 @@ def _is_alike(name: str, value: Any) -> bool:
 
 
 def _listed(fields: dict[str, Any]) -> str:
-    """As arguments are written; long values are cut."""
+    """Fields as arguments; long values are shortened."""
     return ", ".join(f"{name}={SHORT.repr(value)}" for name, value in fields.items())

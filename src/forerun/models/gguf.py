@@ -1,7 +1,7 @@
-"""A GGUF file: its header, and its tensors dequantised one at a time.
+"""Reads a GGUF file: its header, and its tensors dequantised one at a time.
 
-The header is read here, not by the package `gguf`: its reader takes ten seconds for a vocabulary
-of 262k tokens. The package knows the block formats of the quantisation types.
+The header is parsed here, since the reader of the package `gguf` is slow for large vocabularies.
+The package provides the block formats of the quantisation types.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from forerun.errors import ModelError, in_a_line
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_ENTRIES = 1 << 20  # of metadata or tensors; real files have some hundreds
+MAX_ENTRIES = 1 << 20  # of metadata or tensors
 MAX_NESTING = 2  # arrays within arrays
 MAX_DIMS = 4
-CHUNK = 1 << 17  # weights that are dequantised at once: they stay in the processor's cache
+CHUNK = 1 << 17  # weights dequantised at once; they fit into the CPU cache
 PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # type codes that need no decoding
 SCALARS = {  # value type code -> format of struct
     0: "B",
@@ -45,7 +45,7 @@ DAMAGED = "; fetch or copy it again"
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies in the file. `shape` is outermost first, as torch has it."""
+    """The location of a tensor in the file. `shape` is in torch's order."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class TensorInfo:
 
 
 class GgufFile:
-    """The metadata of a GGUF file, and where its tensors are. Raises ModelError for a bad file."""
+    """The metadata of a GGUF file and the locations of its tensors. Raises ModelError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class GgufFile:
         return {info.kind for info in self.tensors.values() if len(info.shape) > 1}
 
     def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor of that name in that number type, in memory of its own."""
+        """A tensor by name, converted to `dtype`, in new memory."""
         info = self.tensors[name]
         out = torch.empty(info.shape, dtype=dtype)
         if not out.numel():
@@ -123,7 +123,7 @@ def gguf_package() -> Any:
 
 
 def block_size(kind: int) -> tuple[int, int] | None:
-    """Weights and bytes of one block of a type; None for a type that cannot be dequantised."""
+    """Number of weights and bytes of one block; None for a type that cannot be dequantised."""
     if kind in PLAIN:
         return 1, PLAIN[kind].itemsize
     package = gguf_package()
@@ -137,7 +137,7 @@ def block_size(kind: int) -> tuple[int, int] | None:
 
 
 def kind_name(kind: int) -> str:
-    """What people call a type: Q4_K, F16; its number, if the package does not know it."""
+    """The name of a type, such as Q4_K or F16; its number if it is unknown."""
     try:
         return str(gguf_package().GGMLQuantizationType(kind).name)
     except ValueError:
@@ -145,7 +145,7 @@ def kind_name(kind: int) -> str:
 
 
 class _Header:
-    """Reads a header from front to back; whatever reaches beyond the file says that it is cut."""
+    """Parses a header; a field beyond the end of the file means that the file is cut."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at = path, data, 0
@@ -200,7 +200,7 @@ class _Header:
         return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _place(self, rows: list[tuple[str, tuple[int, ...], int, int]]) -> None:
-        """Turns offsets into places in the file. Raises ModelError for what does not fit."""
+        """Computes the locations of tensors. Raises ModelError if they do not fit."""
         align = self.metadata.get("general.alignment", 32)
         if type(align) is not int or align < 1 or align & (align - 1):
             raise ModelError(f"{self.path}: general.alignment is {align!r}, no power of 2{DAMAGED}")

@@ -1,7 +1,6 @@
 """The Hugging Face config of a GGUF file.
 
-What the metadata leaves out, because llama.cpp has it in its code, is written out here with its
-reason.
+Values that the metadata lacks, because llama.cpp has them in its code, are constants here.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from forerun.models.gguf_names import FACTORS, FREQS, Fields, check_tensors, fam
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 GEMMA_27B = (46, 62)  # layers of gemma2 27B and gemma3 27B: their attention has another scale
 LOCAL_BASE = 10_000.0  # rope base of gemma3's sliding layers
-GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # one layer in so many sees the whole text
+GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
 NO_ID = 0xFFFFFFFF
-CHANGES = (  # fields that would make it another model, and which no supported family has
+CHANGES = (  # unsupported fields that change the model
     "expert_count",
     "logit_scale",
     "embedding_scale",
@@ -78,7 +77,7 @@ def _check_changes(fields: Fields) -> None:
 
 
 def token_ids(file: GgufFile) -> dict[str, int | None]:
-    """Ids that begin, end and fill a text; None where the file names none."""
+    """bos, eos and padding ids; None if the file has none."""
     keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     return {name: token_id(file, key) for name, key in keys.items()}
 
@@ -135,7 +134,7 @@ def _yarn(fields: Fields) -> dict[str, Any]:
 
 
 def _llama3(fields: Fields, theta: float) -> dict[str, Any]:
-    """The parameters that give the stored factors; or the factors, in the form of longrope."""
+    """llama3 parameters if they give the stored factors; else the factors in longrope form."""
     factors = fields.file.tensor(FREQS, torch.float32)
     made = {"rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
     if torch.allclose(factors, llama3_factors(made, theta, 2 * len(factors)), rtol=1e-4):
@@ -151,7 +150,7 @@ def _llama3(fields: Fields, theta: float) -> dict[str, Any]:
 
 
 def llama3_factors(params: Mapping[str, Any], theta: float, dim: int) -> Tensor:
-    """What llama 3 divides the frequencies of `dim` rotating dimensions by."""
+    """The divisors that llama 3 applies to the frequencies of `dim` rotating dimensions."""
     lengths = 2 * math.pi * theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     low, high = params["low_freq_factor"], params["high_freq_factor"]
     turns = params["original_max_position_embeddings"] / lengths
@@ -174,7 +173,7 @@ def _longrope(fields: Fields) -> dict[str, Any]:
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
-    """Also mistral, which is written as a llama, with its window where it has one."""
+    """llama, and mistral, which is stored as llama with a sliding window."""
     window = fields.get("attention.sliding_window")
     if window:
         return {
@@ -213,7 +212,7 @@ def _phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma2(fields: Fields) -> dict[str, Any]:
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # llama.cpp's own
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # as in llama.cpp
     return _gemma(fields) | {name: fields.number(name, cap) for name, cap in caps.items()}
 
 
@@ -228,7 +227,7 @@ def _gemma3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma(fields: Fields) -> dict[str, Any]:
-    """What gemma2 and gemma3 share."""
+    """Fields common to gemma2 and gemma3."""
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": _attention_scalar(fields),
@@ -239,16 +238,16 @@ def _gemma(fields: Fields) -> dict[str, Any]:
 
 
 def _attention_scalar(fields: Fields) -> int:
-    """Attention scores are divided by its root: the size of a head, but in the largest models."""
+    """query_pre_attn_scalar: the head size, except in the 27B models."""
     if fields.get("attention.scale"):
-        return round(fields.number("attention.scale") ** -2)  # transformers takes whole numbers
+        return round(fields.number("attention.scale") ** -2)  # transformers needs an integer
     if fields.count("block_count") in GEMMA_27B:
         return fields.count("embedding_length") // fields.heads
     return fields.head_dim
 
 
 def _layer_types(fields: Fields) -> list[str]:
-    """Sliding or full attention by layer: as a list in the file says, or every n-th is full."""
+    """Sliding or full attention by layer, from a list in the file, or every n-th is full."""
     layers, name = fields.count("block_count"), fields.file.architecture
     found = fields.file.metadata.get(f"{name}.attention.sliding_window_pattern")
     if isinstance(found, list) and len(found) == layers:

@@ -1,6 +1,6 @@
-"""A GGUF file as a model folder: config, tokenizer and a link to the file, kept in the cache.
+"""A GGUF file as a model folder in the cache: config, tokenizer and a link to the file.
 
-All that reads model folders then reads GGUF files. The weights stay in the file.
+Code that reads model folders then also reads GGUF files. The weights stay in the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from forerun.utils.version import __version__
 if TYPE_CHECKING:
     from forerun.models.gguf import GgufFile
 
-LINK = "forerun-gguf.json"  # names the file in a folder of this kind
-FORM = 1  # of these folders; another one is made again
+LINK = "forerun-gguf.json"  # names the GGUF file
+FORM = 1  # version of these folders
 
 
 def gguf_folder(path: Path) -> Path:
-    """The folder of a GGUF file, made where there is none yet.
+    """The folder of a GGUF file, created if missing.
 
     Raises ModelError for a bad file, CapacityError if the cache cannot be written.
     """
@@ -59,9 +59,9 @@ def linked_file(folder: Path) -> Path | None:
     """
     if not (folder / LINK).is_file():
         return None
-    said = json.loads((folder / LINK).read_text(encoding="utf-8"))
-    path = Path(said["file"])
-    if not path.is_file() or _link(path) != said:
+    link = json.loads((folder / LINK).read_text(encoding="utf-8"))
+    path = Path(link["file"])
+    if not path.is_file() or _link(path) != link:
         raise ModelError(f"{path} was moved or changed while it was in use; load it again")
     return path
 
@@ -73,27 +73,27 @@ def describe(file: GgufFile, folder: Path) -> None:
     from forerun.models.gguf_config import hf_config
     from forerun.models.gguf_tokenizer import end_ids, save_tokenizer
 
-    said = hf_config(file)
-    kind = said.pop("model_type")
+    config = hf_config(file)
+    kind = config.pop("model_type")
     try:
-        AutoConfig.for_model(kind, **said).save_pretrained(folder)  # with its defaults
-    except Exception as cause:  # a value that transformers refuses
+        AutoConfig.for_model(kind, **config).save_pretrained(folder)  # adds its defaults
+    except Exception as cause:  # an invalid value
         raise ModelError(f"the config in {file.path} cannot be used: {in_a_line(cause)}") from cause
-    _write_generation(file, folder, end_ids(file), said)
+    _write_generation(folder, end_ids(file), config)
     save_tokenizer(file, folder)
 
 
-def _write_generation(file: GgufFile, folder: Path, ends: list[int], said: dict[str, Any]) -> None:
+def _write_generation(folder: Path, ends: list[int], config: dict[str, Any]) -> None:
     names = ("bos_token_id", "pad_token_id")
-    config = {name: said[name] for name in names if said[name] is not None}
+    fields = {name: config[name] for name in names if config[name] is not None}
     if ends:
-        config["eos_token_id"] = ends if ends[1:] else ends[0]
-    text = json.dumps({"_from_model_config": True, **config}, indent=2)
+        fields["eos_token_id"] = ends if ends[1:] else ends[0]
+    text = json.dumps({"_from_model_config": True, **fields}, indent=2)
     (folder / "generation_config.json").write_text(text, encoding="utf-8")
 
 
 def _link(path: Path) -> dict[str, Any]:
-    """What a folder is made from: another file of that name has another time or size."""
+    """Path, size and modification time of a file, which identify its content."""
     where = path.resolve()
     found = where.stat()
     return {"file": str(where), "bytes": found.st_size, "time": found.st_mtime_ns}
@@ -105,7 +105,7 @@ def _digest(link: dict[str, Any]) -> str:
 
 
 def _place(part: Path, folder: Path) -> None:
-    """Renames; a folder that another process has placed meanwhile stays."""
+    """Renames `part` to `folder`, unless another process has created it."""
     try:
         os.replace(part, folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""What llama.cpp's architectures are in Hugging Face's terms: model types, tensor names, values."""
+"""Maps llama.cpp architectures to Hugging Face: model types, tensor names, values."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ PHI3 = {
     "ffn_up": "mlp.gate_up_proj",
 }
 BIASES = ("attn_q", "attn_k", "attn_v")
-FREQS = "rope_freqs.weight"  # what the frequencies of llama 3 are divided by
+FREQS = "rope_freqs.weight"  # divisors of the frequencies of llama 3
 FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
-TABLES = {FREQS, *FACTORS.values()}  # are part of the config
+TABLES = {FREQS, *FACTORS.values()}  # become part of the config
 
 
 @dataclass(frozen=True)
 class Family:
-    """How llama.cpp writes an architecture.
+    """How llama.cpp stores an architecture.
 
     layer: its names of a layer's tensors -> Hugging Face's. is_permuted: the rows of queries and
-    keys are reordered for its rotary embedding. norm_shift: what it adds to the weights of norms.
+    keys are reordered for its rotary embedding. norm_shift: constant added to the norm weights.
     """
 
     model_type: str
@@ -69,13 +69,13 @@ FAMILIES = {
 
 
 class Fields:
-    """Metadata of one architecture, by the part of a key behind its name."""
+    """Metadata of one architecture, by key without the architecture prefix."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A field; one with a value per layer counts as a number where all are the same."""
+        """A field; a list of equal values per layer becomes one value."""
         value = self.file.metadata.get(f"{self.file.architecture}.{key}", default)
         if isinstance(value, list) and value and len(set(value)) == 1:
             value = value[0]
@@ -84,7 +84,7 @@ class Fields:
         return _as_written(value) if isinstance(value, float) else value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0. Raises ModelError if the file has none."""
+        """A positive integer field. Raises ModelError if it is missing or of another type."""
         value = self.get(key, default)
         if type(value) is not int or value < 1:
             raise ModelError(
@@ -94,7 +94,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number. Raises ModelError if the file has none."""
+        """A number field. Raises ModelError if it is missing or of another type."""
         value = self.get(key, default)
         if type(value) not in (int, float):
             raise ModelError(
@@ -104,7 +104,7 @@ class Fields:
         return float(value)
 
     def unsupported(self, what: str) -> ModelError:
-        """The error for what would make this another model than the one that would be built."""
+        """The error for a setting that our decoder does not implement."""
         return ModelError(
             f"{self.file.path} cannot be used: {what}, which is not supported for architecture "
             f"{self.file.architecture}; use the original checkpoint"
@@ -130,15 +130,15 @@ class Fields:
 
 
 def _as_written(value: float) -> float:
-    """The shortest decimal that the stored fp32 stands for: 1e-05, not 9.99999974e-06."""
+    """The shortest decimal of a stored fp32: 1e-05, not 9.99999974e-06."""
     return float(str(np.float32(value)))
 
 
 def family_of(file: GgufFile) -> Family:
-    """The family of a file. Raises ModelError naming an architecture that is not supported."""
+    """The family of a file. Raises ModelError for an unsupported architecture."""
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
-        raise ModelError(f"{file.path} holds a {kind!r}, not a model; give the model's own file")
+        raise ModelError(f"{file.path} holds a {kind!r}, not a model; use the model's file")
     if file.architecture not in FAMILIES:
         raise ModelError(
             f"{file.path} has architecture {file.architecture!r}, which cannot be loaded; "
@@ -148,7 +148,7 @@ def family_of(file: GgufFile) -> Family:
 
 
 def check_tensors(file: GgufFile) -> None:
-    """Raises ModelError naming a tensor that is missing, or one that has no place."""
+    """Raises ModelError for a missing or an unknown tensor."""
     family, fields = family_of(file), Fields(file)
     missing = next((name for name in _wanted(file, family) if name not in file.tensors), None)
     if missing is not None:
@@ -170,7 +170,7 @@ def check_tensors(file: GgufFile) -> None:
 
 
 def _wanted(file: GgufFile, family: Family) -> Iterator[str]:
-    """Tensors that a file of this family has."""
+    """The tensors that a file of this family must have."""
     yield from ("token_embd.weight", "output_norm.weight")
     for i in range(Fields(file).count("block_count")):
         yield from (f"blk.{i}.{name}.weight" for name in family.layer)
@@ -211,7 +211,7 @@ def hf_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
 
 
 def hf_tensors(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """All tensors one by one, with the names, the values and the order of rows of Hugging Face."""
+    """All tensors one by one, with Hugging Face's names, values and row order."""
     family = family_of(file)
     permuted = _permuted(Fields(file), family)
     for name in file.tensors:
@@ -232,9 +232,6 @@ def _permuted(fields: Fields, family: Family) -> dict[str, int]:
 
 
 def in_halves(weight: Tensor, num_heads: int) -> Tensor:
-    """Rows of each head as Hugging Face rotates them: first halves of all pairs, then second.
-
-    llama.cpp rotates neighbouring rows of a head.
-    """
+    """Reorders the rows of each head: neighbouring pairs (llama.cpp) to halves (Hugging Face)."""
     pairs = weight.reshape(num_heads, weight.shape[0] // num_heads // 2, 2, *weight.shape[1:])
     return pairs.transpose(1, 2).reshape(weight.shape)

@@ -1,6 +1,6 @@
-"""How text is divided before byte-level BPE, by the names that GGUF files have for it.
+"""Pre-tokenization patterns of byte-level BPE, by their names in GGUF files.
 
-The patterns are those of the models' own tokenizers.
+The patterns are those of the original tokenizers.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str) -> str:
-    """The split that GPT-4 began; later models changed how many digits go together."""
+    """The split of GPT-4; later models changed the number of digits per piece."""
     marks = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
     return rf"(?i:{ENDINGS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{marks}|{BLANKS}"
 
 
 def _cased(ending: str, digits: str) -> str:
-    """The split that looks at capitals, of GPT-4o and mistral."""
+    """The case-sensitive split of GPT-4o and mistral."""
     words = "|".join(word + ending for word in CASED_WORDS)
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}"
 
 
 @dataclass(frozen=True)
 class Split:
-    """How text is divided before BPE.
+    """How text is split before BPE.
 
-    pattern: "" is GPT-2's. has_nfc: it is brought into normal form C first. takes_whole: a piece
-    that is a token is not put together by merges. adds_bos: where the file does not say.
+    pattern: "" is GPT-2's. has_nfc: text is normalised to NFC first. takes_whole: a piece that is a
+    token skips the merges. adds_bos: default if the file does not say.
     """
 
     pattern: str = ""
@@ -64,7 +64,7 @@ SPLITS = {
 
 
 def pre_tokenizer(split: Split) -> PreTokenizer:
-    """The part of a tokenizer that divides text."""
+    """The pre-tokenizer of a split."""
     from tokenizers import Regex, pre_tokenizers
 
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.pattern)

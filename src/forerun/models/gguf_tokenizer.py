@@ -1,7 +1,7 @@
-"""The tokenizer that a GGUF file describes, as the original model's tokenizer.json would.
+"""Builds the tokenizer of a GGUF file, equal to the original model's tokenizer.json.
 
-A file names how its text is split before byte-level BPE (`tokenizer.ggml.pre`). An unknown name is
-refused: another split gives other ids.
+The file names the split before byte-level BPE (`tokenizer.ggml.pre`). An unknown name is an error,
+since another split gives other ids.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
-SPACE = "\u2581"  # how sentencepiece writes one
-ENDS = (  # control tokens that end an answer, whether or not the file names them
+SPACE = "\u2581"  # sentencepiece's space
+ENDS = (  # control tokens that end an answer, even if the file does not name them
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
@@ -34,7 +34,7 @@ ENDS = (  # control tokens that end an answer, whether or not the file names the
 
 
 class Vocabulary:
-    """The tokens of a file and what they are. Raises ModelError if it has none."""
+    """The tokens of a file and their types. Raises ModelError if it has none."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -47,18 +47,18 @@ class Vocabulary:
 
     @property
     def ids(self) -> dict[str, int]:
-        """Token -> id; of a token that is there twice the first."""
+        """Token -> id; the first id of a duplicate token."""
         return {token: i for i, token in reversed(list(enumerate(self.tokens)))}
 
     def field(self, name: str, kind: type) -> Any:
-        """What the file says under a name. Raises ModelError if that is nothing, or no `kind`."""
+        """A field of the file. Raises ModelError if it is empty or not a `kind`."""
         value = self.file.metadata.get(f"tokenizer.ggml.{name}")
         if not isinstance(value, kind) or not value:
             raise self.error(f"tokenizer.ggml.{name} is missing")
         return value
 
     def flag(self, name: str, otherwise: bool) -> bool:
-        """What the file says to a question."""
+        """A boolean field."""
         return bool(self.file.metadata.get(f"tokenizer.ggml.{name}", otherwise))
 
     def error(self, cause: str) -> ModelError:
@@ -79,12 +79,12 @@ def save_tokenizer(file: GgufFile, folder: Path) -> None:
     inner = build(vocabulary)
     inner.save(str(folder / "tokenizer.json"))
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    said = {name: vocabulary.text_of(key) for name, key in names.items()}
+    special = {name: vocabulary.text_of(key) for name, key in names.items()}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "made_by": MADE_BY,
-        **{name: text for name, text in said.items() if text is not None},
+        **{name: text for name, text in special.items() if text is not None},
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     template = file.metadata.get("tokenizer.chat_template")
@@ -93,7 +93,7 @@ def save_tokenizer(file: GgufFile, folder: Path) -> None:
 
 
 def end_ids(file: GgufFile) -> list[int]:
-    """Ids that end a text: those that the file names, and control tokens that always do."""
+    """Ids that end a text: those named in the file, and the control tokens in ENDS."""
     vocabulary = Vocabulary(file)
     named = [token_id(file, key) for key in ("eos", "eot", "eom")]
     ids = vocabulary.ids
@@ -103,7 +103,7 @@ def end_ids(file: GgufFile) -> list[int]:
 
 
 def build(vocabulary: Vocabulary) -> Tokenizer:
-    """The tokenizer. Raises ModelError naming what cannot be built."""
+    """The tokenizer. Raises ModelError with the cause."""
     model = vocabulary.field("model", str)
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if model not in makers:
@@ -114,7 +114,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
         _frame(inner, vocabulary, adds_bos)
     except ModelError:
         raise
-    except Exception as cause:  # the Rust library raises plain exceptions: bad merges, lost tokens
+    except Exception as cause:  # the Rust library raises plain Exception
         raise vocabulary.error(in_a_line(cause)) from cause
     return inner
 
@@ -142,7 +142,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     is_gemma = vocabulary.file.architecture.startswith("gemma")
-    if is_gemma:  # runs of spaces are stored as such
+    if is_gemma:  # runs of spaces are stored as spaces
         vocabulary.tokens = [
             token.replace(" ", SPACE) if not token.strip(" ") else token
             for token in vocabulary.tokens
@@ -166,10 +166,10 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
 
 
 def _merges(vocabulary: Vocabulary, is_gemma: bool) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, in the order of the original tokenizer.json.
+    """All pairs of tokens that form a token, in the order of the original tokenizer.json.
 
-    The token with the highest score comes first; of gemma, which has no such scores, that with the
-    lowest id. Pairs of one token are ordered by their ids; of gemma the shortest left part first.
+    Tokens are ordered by descending score; for gemma, which has no scores, by id. The pairs of one
+    token are ordered by their ids; for gemma by the length of the left part.
     """
     given = vocabulary.file.metadata.get("tokenizer.ggml.merges")
     if given:
@@ -191,7 +191,7 @@ def _merges(vocabulary: Vocabulary, is_gemma: bool) -> list[tuple[str, str]]:
 
 
 def _pairs(vocabulary: Vocabulary, given: list[str]) -> list[tuple[str, str]]:
-    """Merges as the file has them: two tokens with a space between."""
+    """Merges as stored: two tokens separated by a space."""
     pairs = [merge.split(" ") for merge in given]
     bad = next((merge for merge, pair in zip(given, pairs, strict=True) if len(pair) != 2), None)
     if bad is not None:
@@ -200,7 +200,7 @@ def _pairs(vocabulary: Vocabulary, given: list[str]) -> list[tuple[str, str]]:
 
 
 def _add_tokens(inner: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Makes tokens of control, and those that the model's authors defined, match as a whole."""
+    """Adds control and user-defined tokens, which match as a whole."""
     from tokenizers import AddedToken
 
     known = inner.get_vocab(with_added_tokens=False)
@@ -222,7 +222,7 @@ def _add_tokens(inner: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def _frame(inner: Tokenizer, vocabulary: Vocabulary, adds_bos: bool) -> None:
-    """What is put before and after a text."""
+    """Adds bos and eos around a text."""
     from tokenizers import processors
 
     flags = {"bos": vocabulary.flag("add_bos_token", adds_bos)}

@@ -1,4 +1,4 @@
-"""Any other causal LM of transformers behind the same surface, sequence by sequence.
+"""A Target for any causal LM of transformers; it computes sequence by sequence.
 
 Three ways to compute a tree, tried at load in this order and compared with plain passes:
     tree   one pass over all nodes with a 4D mask; accepted cells are gathered in the cache
@@ -33,14 +33,12 @@ from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRo
 
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
-CLOSE = 1e-4  # relative error that passes for rounding in the check at load
-
-
+MAX_ROUNDING_ERROR = 1e-4  # relative, in the check at load
 GIVES = frozenset({"hidden", "probes", "taps", "embeddings", "prompt_rows", "prompt_logits"})
 
 
 class Asked(NamedTuple):
-    """What a call of the model returns, logits aside."""
+    """Outputs requested from a call of the model."""
 
     hidden: bool = False
     logits: bool = True  # of all rows
@@ -50,7 +48,7 @@ class Asked(NamedTuple):
 
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
-    """Within, the model computes attention in a way that returns its weights."""
+    """Sets an attention implementation that returns weights, within the context."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -60,9 +58,9 @@ def eager_attention(model: Any) -> Iterator[None]:
 
 
 class HFTarget(Runner):
-    """A loaded transformers model as a Target. `way` is how it computes trees.
+    """A loaded transformers model as a Target. way: how it computes trees.
 
-    Raises ModelError if its weights hold NaN or infinity.
+    Raises ModelError if a weight is NaN or infinite.
     """
 
     def __init__(
@@ -91,12 +89,12 @@ class HFTarget(Runner):
         self.context = min(context or own, own)
         self.num_layers = text.num_hidden_layers
 
-    # cells that transformers makes in inference mode may be moved in no other
+    # cache tensors made in inference mode can only be changed in inference mode
     forward = torch.inference_mode()(Runner.forward)
     rows_at = torch.inference_mode()(Runner.rows_at)
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of weights, caches, and logits that are kept for draft paths."""
+        """Bytes of weights, caches, and logits kept for draft paths."""
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return {
             "weights": weights,
@@ -119,8 +117,8 @@ class HFTarget(Runner):
         last = self.num_layers - 1
         if last in request.taps:
             raise ConfigError(
-                f"taps:{last} is the last layer, and transformers returns its rows after the norm "
-                "only; use hidden, or an earlier layer"
+                f"taps:{last} is the last layer, and transformers returns its rows only after the "
+                "norm; use hidden, or an earlier layer"
             )
         found = []
         for work in works:
@@ -145,12 +143,12 @@ class HFTarget(Runner):
             self.cache.invalidate()
 
     def _computed(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
-        """What `_call` gives for the rows of a work. Raises CapacityError if memory runs out."""
+        """The outputs of `_call` for the rows of a work. Raises CapacityError if out of memory."""
         compute = {"tree": self._tree, "paths": self._paths, "full": self._full}[self.way]
         before = len(work.slot.tokens)
         try:
             outputs = compute(work, asked)
-        except BaseException as cause:  # some layers may have cells that others lack
+        except BaseException as cause:  # layers may now have different numbers of cells
             self.cache.renew(work.slot)
             work.slot.truncate(0)
             if not isinstance(cause, MemoryError | torch.OutOfMemoryError):
@@ -163,7 +161,7 @@ class HFTarget(Runner):
         return outputs
 
     def _tree(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
-        """One pass over pending tokens and nodes; nodes see their ancestors."""
+        """One pass over pending tokens and nodes; nodes attend to their ancestors."""
         span, held = work.span, self.cache.held(work.slot)
         held.cut(span.start)
         options: dict[str, Any] = {}
@@ -182,7 +180,7 @@ class HFTarget(Runner):
         """Pending tokens on the kept cache, then each path on a copy of it."""
         slot, num = work.slot, len(work.pending)
         held, rows = self.cache.held(slot), Gathered(work)
-        if held.length > len(slot.tokens):  # tokens were taken back
+        if held.length > len(slot.tokens):  # tokens were removed
             held = self.cache.renew(slot)
         todo = [*slot.tokens, *work.pending][held.length :]
         if todo:
@@ -211,7 +209,7 @@ class HFTarget(Runner):
     ) -> tuple[Tensor, ...]:
         """Hidden rows [n, d] after the last norm (or a placeholder) and logits [n, V].
 
-        Behind them the residual stream [n, d] after each layer asked for, and attention weights
+        Then the residual stream [n, d] after each requested layer, and attention weights
         [n, layers, heads, cells].
         """
         if cache is None:
@@ -229,7 +227,7 @@ class HFTarget(Runner):
         else:
             out = self.model(input_ids=ids, **options)
         logits = out.logits[0]
-        if len(logits) < len(tokens):  # the other rows are not needed
+        if len(logits) < len(tokens):  # placeholder rows
             logits = logits.expand(len(tokens), -1)
         found = [out.hidden_states[-1][0] if asked.hidden else logits, logits]
         found += [out.hidden_states[layer + 1][0] for layer in asked.taps]
@@ -241,21 +239,21 @@ class HFTarget(Runner):
         config = None if way == "tree" else self.model.config
         self.way = way
         self.cache: Caches = Caches(self.max_seqs, config, can_move=way == "tree")
-        # paths are computed apart, so their attention has no common cells
+        # paths are computed separately, so their attention has no common cells
         self.gives = GIVES | {"attention"} if way == "tree" else GIVES
         self.num_rows = 0
 
     def _choose_way(self, text: Any) -> None:
-        """Sets the first way that agrees with plain passes. Raises ModelError if none does."""
+        """Selects the first way that agrees with plain passes. Raises ModelError if none does."""
         windowed = any(getattr(text, name, None) for name in WINDOWS)
         problems = ["tree: the model has windowed attention"] if windowed else []
-        for way in WAYS[1:] if windowed else WAYS:  # one mask cannot serve layers that differ
+        for way in WAYS[1:] if windowed else WAYS:  # one mask cannot serve different windows
             self._set_way(way)
             try:
                 self._check_way()
                 self._set_way(way)
                 return
-            except Exception as cause:  # models fail in many ways; the next one is tried
+            except Exception as cause:  # try the next way
                 first = str(cause).strip().partition("\n")[0]
                 problems.append(f"{way}: {first or type(cause).__name__}")
         raise ModelError(
@@ -268,23 +266,23 @@ class HFTarget(Runner):
         tokens = np.random.default_rng(0).integers(0, self.vocab_size, 16).tolist()
         tree = _probe_tree(tokens[8:])
         seq = Sequence(tokens[:8], 8, Sampling(), SeededDice(0), limit=8)
-        loose = 0.3 if torch.finfo(self.model.dtype).bits < 32 else 0.0  # halves round coarsely
+        gap_share = 0.3 if torch.finfo(self.model.dtype).bits < 32 else 0.0  # of half precision
         for _ in range(2):
             rows = self.forward(ForwardBatch([seq], [tree]))[0]
-            # what a pass without a mask would give: a wrong answer to stay away from
-            mistaken = self._call(seq.tokens + tree.tokens.tolist(), None, Asked())[1]
+            # a pass without a tree mask: its error is the scale of a wrong result
+            unmasked = self._call(seq.tokens + tree.tokens.tolist(), None, Asked())[1]
             for node in range(-1, len(tree)):
                 plain = self._call(seq.tokens + tree.path(node), None, Asked())[1][-1].float()
                 error = float((rows.logits[node + 1].float() - plain).abs().max())
-                gap = float((mistaken[len(seq.tokens) + node].float() - plain).abs().max())
-                close = max(CLOSE * float(plain.abs().max()), loose * gap)
-                if not error <= close:
+                gap = float((unmasked[len(seq.tokens) + node].float() - plain).abs().max())
+                bound = max(MAX_ROUNDING_ERROR * float(plain.abs().max()), gap_share * gap)
+                if not error <= bound:
                     raise ModelError(f"rows differ by {error:.2g} from plain passes")
             seq.tokens += [*tree.path(4), tokens[0]]
 
 
 class Gathered:
-    """Rows of a work while its paths are computed one after another."""
+    """Collects the rows of a work while its paths are computed one after another."""
 
     def __init__(self, work: Work) -> None:
         old = [] if work.pending else work.slot.nodes
@@ -294,13 +292,13 @@ class Gathered:
         self._rows: list[list[Tensor] | None] = [None] * work.num_rows
 
     def put(self, rows: Any, outputs: Any) -> None:
-        """Sets rows; negative numbers are those of earlier nodes and are left out."""
+        """Sets rows; negative indices belong to earlier nodes and are skipped."""
         for at, row in enumerate(rows):
             if row >= 0:
                 self._rows[row] = [part[at] for part in outputs]
 
     def leaf_paths(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Per new leaf: its path as numbers of new nodes (earlier ones: below 0), its tokens."""
+        """Per new leaf: its path as indices of new nodes (earlier nodes: negative), its tokens."""
         inner = set(self._parents[self._first :])
         for leaf in range(self._first, len(self._tokens)):
             if leaf in inner:
@@ -314,12 +312,12 @@ class Gathered:
             yield numbers, [self._tokens[n] for n in path]
 
     def stacked(self) -> tuple[Tensor, ...]:
-        """The parts that `_call` gives, of all rows."""
+        """The outputs of `_call` for all rows."""
         return tuple(map(torch.stack, zip(*self._rows, strict=True)))  # type: ignore[arg-type]
 
 
 def _probe_tree(tokens: list[int]) -> Tree:
-    """Two branches with siblings, 7 nodes; node 4 ends a branch that is not the first."""
+    """Two branches with siblings, 7 nodes; node 4 is on the second branch."""
     builder = TreeBuilder()
     for token, parent in zip(tokens[:7], (-1, -1, 0, 0, 1, 2, 4), strict=True):
         builder.add(token, parent)

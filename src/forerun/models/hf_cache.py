@@ -14,20 +14,20 @@ from forerun.runner.slots import Slot, Slots
 
 @dataclass
 class Held:
-    """A transformers cache and how many cells (or tokens) it has seen in a whole pass."""
+    """A transformers cache and the number of tokens in it."""
 
     cache: Any
     length: int = 0
 
     def cut(self, length: int) -> None:
         """Drops the cells from `length` on."""
-        for layer in self.cache.layers:  # each by its own length: a move may be interrupted
+        for layer in self.cache.layers:  # lengths may differ after an interrupted move
             layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
         self.length = min(self.length, length)
 
 
 class Caches(Slots):
-    """One transformers cache per slot. config: None makes plain caches with cells that can move."""
+    """One transformers cache per slot. config: None gives plain caches with movable cells."""
 
     def __init__(self, max_slots: int, config: Any, *, can_move: bool) -> None:
         super().__init__(max_slots)
@@ -70,7 +70,7 @@ class Caches(Slots):
         held.cut(start + len(source))
 
     def copy(self, slot: Slot, other: Slot, length: int) -> None:
-        if not self.can_move:  # what the cache lacks is computed again
+        if not self.can_move:  # tokens are computed again
             self.renew(slot)
             return
         self._held[slot.index] = held = copy.deepcopy(self.held(other))

@@ -1,8 +1,8 @@
-"""Loads a folder with transformers, whole or not at all: it would make up what a checkpoint lacks.
+"""Loads a folder with transformers, and checks that all weights were loaded.
 
-What a checkpoint holds beyond the model is refused where it belongs inside one of the model's parts
-(a layer, a norm, the head), and named in a warning where it belongs to none (another head, a tower
-for images): the model's own text does not need those.
+transformers initialises missing weights at random; here they are an error. A surplus tensor is an
+error if it belongs inside a part of the model (a layer, a norm, the head). Otherwise it is named in
+a warning: another head or an image tower is not needed for text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
 from forerun.models.gguf_names import hf_tensors
 from forerun.models.hf import HFTarget
-from forerun.models.weight_map import IGNORED, lacking, listed
+from forerun.models.weight_map import IGNORED, listed, missing_message
 
 log = logging.getLogger("forerun")
-_loading = threading.Lock()  # transformers sets torch's default dtype while it loads, and we a hook
+_loading = threading.Lock()  # loading changes global state: torch's default dtype, a tqdm hook
 
 
 def load_hf(
@@ -45,7 +45,7 @@ def load_hf(
             model = load_whole(AutoModelForCausalLM, folder, dtype=dtype or "auto")
     except ModelError:
         raise
-    except Exception as cause:  # missing files, unknown types, packages that are not installed
+    except Exception as cause:  # missing files, unknown types, missing packages
         first = str(cause).strip().partition("\n")[0]
         raise ModelError(
             f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
@@ -65,12 +65,12 @@ def load_gguf(folder: Path, path: Path, dtype: torch.dtype | None) -> Any:
 
 
 def load_whole(kind: Any, folder: Path | str | None, **options: Any) -> Any:
-    """`kind.from_pretrained(folder, **options)`. Raises ModelError for what would be made up."""
+    """`kind.from_pretrained(folder, **options)`. Raises ModelError for incomplete checkpoints."""
     with _loading, quiet():
         model, report = kind.from_pretrained(
             folder,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported, and refused by name
+            ignore_mismatched_sizes=True,  # `check_whole` raises for them
             **options,
         )
     check_whole(folder, model, report)
@@ -78,12 +78,12 @@ def load_whole(kind: Any, folder: Path | str | None, **options: Any) -> Any:
 
 
 def check_whole(folder: Path | str | None, model: Any, report: dict[str, Any]) -> None:
-    """Raises ModelError if weights were made up, or some of the model's own were left out.
+    """Raises ModelError if weights of the model are missing, or tensors of its parts are unused.
 
-    report: loading info of transformers, without what the model's class declares to be harmless.
+    report: loading info of transformers.
     """
     if report["missing_keys"]:
-        raise ModelError(lacking(sorted(report["missing_keys"])))
+        raise ModelError(missing_message(sorted(report["missing_keys"])))
     for name, found, wanted in sorted(report["mismatched_keys"]):
         raise ModelError(
             f"tensor {name} has shape {list(found)}, and the config wants {list(wanted)}; is "
@@ -93,11 +93,11 @@ def check_whole(folder: Path | str | None, model: Any, report: dict[str, Any]) -
     if own := inside(surplus, model):
         raise ModelError(
             f"the checkpoint holds {listed(own)}, for which the model of its config.json has no "
-            "place; is config.json its own (as many layers, the same biases and norms)?"
+            "place; check that config.json belongs to it (number of layers, biases, norms)"
         )
     if surplus:
         log.warning(
-            "%s holds %s, which are no part of %s; they are left out",
+            "%s holds %s, which are no part of %s; ignoring them",
             folder,
             listed(surplus),
             type(model).__name__,
@@ -105,9 +105,9 @@ def check_whole(folder: Path | str | None, model: Any, report: dict[str, Any]) -
 
 
 def inside(names: Iterable[str], model: Any) -> list[str]:
-    """The tensors with names inside a part of a model: a list of layers, a norm, the head.
+    """The tensors inside a part of a model: a layer list, a norm, the head.
 
-    The whole and its base model are no parts. Names may lack the prefix of the base model.
+    The model itself and its base model do not count. Names may lack the base model's prefix.
     """
     base = model.base_model_prefix
     parts = {name for name, _ in model.named_modules()} - {"", base}
@@ -121,16 +121,13 @@ def inside(names: Iterable[str], model: Any) -> list[str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within, transformers draws no progress bars and gives no warnings: its report of a load.
-
-    Unless our log is at DEBUG.
-    """
+    """Hides progress bars and warnings of transformers within the context, unless at DEBUG."""
     from transformers.utils import logging as theirs
 
     if log.isEnabledFor(logging.DEBUG):
         yield
         return
-    # the first releases of 5 have no such hook
+    # missing in the first releases of transformers 5
     set_hook = getattr(theirs, "set_tqdm_hook", lambda hook: None)
     level = theirs.get_verbosity()
     before = set_hook(lambda make, args, options: theirs.EmptyTqdm(*args, **options))

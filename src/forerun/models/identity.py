@@ -1,4 +1,4 @@
-"""Which model, which tokenizer: hashes for files that mean less, or nothing, with another one."""
+"""Hashes that identify a model and a tokenizer, for files that are valid only with them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from forerun.ngrams.index.build.encoders import Encoder
 
 WHOLE = 64 << 20  # weight files up to this size are hashed whole
-PIECES, PIECE = 16, 1 << 16  # of larger ones: so many pieces of so many bytes, evenly spread
+PIECES, PIECE = 16, 1 << 16  # of larger files: number and bytes of evenly spaced pieces
 
 
 def tokenizer_hash(tokenizer: Tokenizer | Encoder) -> str:
-    """SHA-256 of the vocabulary: equal where every id stands for the same token."""
+    """SHA-256 of the vocabulary: equal if every id is the same token."""
     pairs = sorted((i, token) for token, i in tokenizer.vocabulary().items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
 def model_hash(name: str, target: Any = None) -> str:
-    """SHA-256 of a model's configuration and weights, or of samples of them where they are large.
+    """SHA-256 of a model's config and weights; of large weights only samples.
 
-    name: a folder, a hub id or an embedded model; else `target` is asked for its parameters.
-    "" where neither can be looked at.
+    name: a folder, a hub id or an embedded model; else the parameters of `target` are hashed.
+    "" if neither is available.
     """
     folder = local_folder(name)
     parts = _of_folder(folder) if folder else _of_module(getattr(target, "model", None))
@@ -42,19 +42,19 @@ def model_hash(name: str, target: Any = None) -> str:
 
 
 def model_name(name: str) -> str:
-    """A model's name as it is written into files: no folders of this machine."""
+    """A model's name for files, without local folders."""
     if is_object(name):
         return name.partition("(")[0]
     return Path(name).resolve().name if Path(name).exists() else name
 
 
 def is_object(name: str) -> bool:
-    """Whether a name is how a loaded model prints itself."""
+    """Whether a name is the repr of a loaded model."""
     return "(\n" in name
 
 
 def local_folder(name: str) -> Path | None:
-    """The local folder of a model, without a connection."""
+    """The local folder of a model; uses no network."""
     if is_object(name):
         return None
     place = Path(located(name)).expanduser()
@@ -68,7 +68,7 @@ def local_folder(name: str) -> Path | None:
 
     try:
         return Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # the hub client raises many kinds; the hash is then unknown
+    except Exception:  # the hub client raises many kinds
         return None
 
 
@@ -95,7 +95,7 @@ def _pieces(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _of_module(module: Any) -> Iterator[bytes]:
-    """Configuration and samples of the parameters of a transformers model."""
+    """Config and parameter samples of a transformers model."""
     if not hasattr(module, "named_parameters"):
         return
     yield module.config.to_json_string().encode()

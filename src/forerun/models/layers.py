@@ -1,4 +1,4 @@
-"""The pieces of a decoder layer as plain callables: no hooks, no modules, few kernels each."""
+"""The pieces of a decoder layer as plain callables without hooks or modules."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Linear:
-    """y = x W^T + b. Every product with weights goes through here, so a kernel is replaced once.
+    """y = x W^T + b: every product with weights.
 
-    On a CPU the weights are packed: by our own kernels where they are built, else (bf16) in
-    oneDNN's blocked layout; `weight` is then None. A gated weight has gate rows, then up rows.
-    Elsewhere rounded weights are torchao's.
+    On a CPU the weights are packed: by our kernels if they are built, else (bf16) in oneDNN's
+    blocked layout; `weight` is then None. A gated weight has gate rows, then up rows. On other
+    devices rounded weights are torchao tensors.
     """
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Linear:
         self.bias: Tensor | None = None
         self.weight: Tensor | None = weight
         self.packed: Packed | None = None
-        self.is_quantized = False  # whether the weight is torchao's
+        self.is_quantized = False  # whether the weight is a torchao tensor
         self._blocked: Tensor | None = None
         if pack and can_pack(weight) and not (is_gated and weight.shape[0] % 32):
             self.packed, self.weight = Packed(weight, is_gated, rounding), None
@@ -63,19 +63,19 @@ class Linear:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weight and bias as they are held."""
+        """Bytes of weight and bias as stored."""
         if self.packed is not None:
             return self.packed.nbytes
         return self._nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def set_bias(self, bias: Tensor) -> None:
-        """Adds `bias` [out] to every product from now on."""
+        """Sets the bias [out]."""
         self.bias = bias
         if self.packed is not None:
             self.packed.set_bias(bias)
 
     def replace(self, other: Linear) -> None:
-        """Takes the weight of another product of the same shape; the bias stays."""
+        """Takes the weight of `other`, of the same shape; the bias stays."""
         assert self.shape == other.shape
         self.packed, self.weight, self._blocked = other.packed, other.weight, other._blocked
         if self.bias is not None:
@@ -92,7 +92,7 @@ class Linear:
 
     @property
     def can_look_up(self) -> bool:
-        """Whether `rows` works and gives the weight as it was."""
+        """Whether `rows` works and returns the exact weight."""
         is_rounded = self.is_quantized or (self.packed is not None and self.packed.is_rounded)
         return self._blocked is None and not is_rounded
 
@@ -104,7 +104,7 @@ class Linear:
 
 
 def can_block(weight: Tensor) -> bool:
-    """Whether oneDNN can keep this weight in its own layout."""
+    """Whether oneDNN can store this weight in its blocked layout."""
     return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and HAS_BLOCKED
 
 
@@ -116,7 +116,7 @@ def _has_blocked() -> bool:
 
 
 HAS_BLOCKED = _has_blocked()
-if HAS_BLOCKED:  # `_op` is the compiled function without a Python layer around it
+if HAS_BLOCKED:
     _linear_blocked = torch.ops.mkldnn._linear_pointwise.default._op
 
 
@@ -130,7 +130,7 @@ class RMSNorm:
         self.weight = weight.float() + offset  # [d], fp32
         self.eps, self.shape = eps, tuple(weight.shape)
         self._eps = torch.tensor(eps, device=weight.device)
-        # (x, -x) has mean 0 and variance mean(x^2): layer_norm then is RMSNorm in one kernel
+        # (x, -x) has mean 0 and variance mean(x^2): its layer_norm is RMSNorm in one kernel
         exact = dtype == torch.float32 or offset == 0.0
         doubled = self.weight.repeat(2).to(dtype) if exact else self.weight.repeat(2)
         self._doubled = doubled if weight.device.type == "cpu" else None
@@ -197,7 +197,7 @@ class PlainMLP:
 
 
 class Experts:
-    """Mixture of gated MLPs: the router's top k of softmax(gate x), renormalised if asked."""
+    """Mixture of gated MLPs: the top k of softmax(gate x), optionally renormalised."""
 
     __slots__ = ("experts", "gate", "normalise", "top_k")
 

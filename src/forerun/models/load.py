@@ -1,4 +1,4 @@
-"""From a folder, a hub id or a transformers model to a `Target`."""
+"""Loads a `Target` from a folder, a hub id or a transformers model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.models import torchao
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Plan, Unsupported, plan_for
 from forerun.models.paths import (
-    Written,
+    StoredConfig,
     check_config,
     check_device,
     check_folder,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forerun.core.roles import Target
 
 log = logging.getLogger("forerun")
-USUAL_TOKENS = 4096  # of a text, where no context is given
+USUAL_TOKENS = 4096  # text length assumed in the memory check if no context is given
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -48,22 +48,22 @@ def load_target(
 ) -> Target:
     """A Target for a folder, a hub id or a loaded transformers model.
 
-    dtype: bf16, fp16, fp32, or torch's own; "auto" is the checkpoint's. device "auto" is CUDA where
-    there is one. context: longest sequence, at most the model's own. Our decoder runs the families
-    it knows exactly, transformers the rest. weights: "int8" rounds them to 8 bits with a scale per
-    output; on a CPU, by our kernels, "int8:128" with one per 128 inputs; on a GPU, by torchao, also
-    "fp8" and "int4". Raises ModelError with the cause.
+    dtype: bf16, fp16, fp32, or a torch dtype; "auto" is the checkpoint's. device: "auto" is CUDA if
+    available. context: max sequence length, at most the model's own. weights: "int8" has a scale
+    per output; on a CPU "int8:128" has one per 128 inputs; on a GPU also "fp8" and "int4". Our
+    decoder runs the families that it supports, transformers the rest. Raises ModelError with the
+    cause.
     """
     dtype = dtype_name(dtype)
     if not isinstance(max_seqs, int) or max_seqs < 1:
         raise ConfigError(
-            f"max_seqs must be an integer of at least 1, got {max_seqs!r}; it is how many "
-            "sequences may run at once"
+            f"max_seqs, the number of sequences that may run at once, must be an integer of at "
+            f"least 1, got {max_seqs!r}"
         )
     if context is not None and (not isinstance(context, int) or context < 2):
         raise ConfigError(
-            f"context must be an integer of at least 2, a token and its answer, got {context!r}; "
-            "leave it out for the model's own"
+            f"context must be an integer of at least 2, got {context!r}; omit it for the model's "
+            "own"
         )
     rounding = Rounding.parse(weights)
     if rounding != KEPT:
@@ -82,12 +82,12 @@ def load_target(
         if rounding != KEPT:
             check_rounding(weights, rounding, path_or_model, where, kind)
         decoder = load_decoder(plan, files, kind, where, rounding)
-        decoder.take = partial(update_decoder, decoder, plan, rounding=rounding)
+        decoder.update_weights = partial(update_decoder, decoder, plan, rounding=rounding)
     except Unsupported as reason:
         if rounding != KEPT:
             raise ModelError(
-                f"{path_or_model} cannot be held in {rounding.bits} bits, as transformers runs it "
-                f"({reason}); use weights 'auto'"
+                f"{path_or_model} cannot be held in {rounding.bits} bits, since transformers runs "
+                f"it ({reason}); use weights 'auto'"
             ) from reason
         from forerun.models.hf_load import load_hf
 
@@ -101,10 +101,10 @@ def load_target(
 
 
 def check_files(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:
-    """Raises CapacityError if what the files of a checkpoint hold does not fit into memory."""
+    """Raises CapacityError if the weights of a checkpoint do not fit into memory."""
     files = list(folder.glob("*.safetensors"))
     if not files:
-        return  # of another format, whose size in memory is not known
+        return  # another format, with unknown size in memory
     size = sum(path.stat().st_size for path in files)
     stored = stored_dtype(files)
     found = dtype or stored
@@ -113,7 +113,7 @@ def check_files(folder: Path, dtype: torch.dtype | None, device: torch.device) -
 
 
 def warn_of_context(runner: ModelRunner, tokens: int) -> None:
-    """Warns if memory has no room for the key-value cells of one text of so many tokens."""
+    """Warns if the KV cache of one text of `tokens` tokens does not fit into memory."""
     try:
         runner.check_room(1, tokens)
     except CapacityError as reason:
@@ -121,18 +121,18 @@ def warn_of_context(runner: ModelRunner, tokens: int) -> None:
 
 
 def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:
-    """How our decoder loads a model, and its config. Raises Unsupported, ModelError."""
-    said = check_config(folder)
-    with suppress(Exception):  # transformers says what is wrong
-        written = Written(said)
-        assert isinstance(written.dtype, str)
-        return plan_for(written, context), written
+    """The plan to load a model into our decoder, and its config. Raises Unsupported, ModelError."""
+    fields = check_config(folder)
+    with suppress(Exception):  # transformers reports the error below
+        stored = StoredConfig(fields)
+        assert isinstance(stored.dtype, str)
+        return plan_for(stored, context), stored
     config = read_config(folder)
     try:
         return plan_for(config, context), config
     except Unsupported:
         raise
-    except Exception as cause:  # a field of a type or a value that none of its kind has
+    except Exception as cause:  # a field with an invalid type or value
         raise ModelError(f"{check_folder(folder)} cannot be used: {in_a_line(cause)}") from cause
 
 
@@ -143,10 +143,10 @@ def check_rounding(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raises ConfigError for weights that cannot be held in fewer bits here."""
+    """Raises ConfigError for weights that cannot be quantised on this device."""
     if not isinstance(path_or_model, str | Path):
         raise ConfigError(
-            f"weights {weights!r} need a checkpoint to read, and the model is loaded; use 'auto'"
+            f"weights {weights!r} need a checkpoint, and the model is loaded already; use 'auto'"
         )
     if device.type == "cpu" and rounding.has_cpu_kernel:
         if not kernels():
@@ -159,25 +159,25 @@ def check_rounding(
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device of a name."""
+    """The torch device with a name. Raises ConfigError if it is not available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_device(name)
     try:
         device = torch.device(name)
-    except RuntimeError as cause:  # a kind that this build of torch does not know
+    except RuntimeError as cause:  # a kind unknown to this build of torch
         raise ConfigError(f"device {name!r}: {in_a_line(cause)}; use cpu or cuda") from cause
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU; use cpu")
+        raise ConfigError(f"device {name!r} is not available: torch sees no GPU; use cpu")
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, NotImplementedError) as cause:  # a kind without a device, or no such one
+    except (RuntimeError, NotImplementedError) as cause:  # no such device
         raise ConfigError(f"device {name!r}: {in_a_line(cause)}; use cpu") from cause
     return device
 
 
 def choose_dtype(name: str, config: Any, files: list[Path]) -> torch.dtype:
-    """The dtype that was asked for, or the checkpoint's own."""
+    """The dtype with a name; "auto" is the checkpoint's."""
     if name != "auto":
         return DTYPES[name]
     own = getattr(config, "dtype", None)

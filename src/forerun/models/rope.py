@@ -1,4 +1,4 @@
-"""Rotary position tables: cos and sin per position, laid out so that one roll rotates a head."""
+"""Rotary position tables: cos and sin per position, stored so that one roll rotates a head."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rope:
         self._table = torch.empty(0, 2, head_dim, dtype=dtype, device=device)
 
     def rows(self, positions: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [R, 1, head_dim]; top: a bound on the positions."""
+        """cos and sin, each [R, 1, head_dim]; top: max position."""
         if top >= len(self._table):
             self.reach(max(256, 2 * top))
         rows = self._table.index_select(0, positions)
@@ -42,7 +42,7 @@ class Rope:
         return torch.stack((angles.cos() * self._scale, angles.sin() * self._scale), 1)
 
     def reach(self, length: int) -> Tensor:
-        """The table that `rows` reads, [n, 2, head_dim] with n >= length; it then stays there."""
+        """The table of `rows`, [n, 2, head_dim] with n >= length, grown if needed."""
         if length > len(self._table):
             self._grow(length)
         return self._table

@@ -22,7 +22,7 @@ def write(
 ) -> None:
     """Writes bf16 tensors in the order of `shapes`, their names and shapes.
 
-    report: hears bytes written. Raises ValueError for a tensor that is not the next one.
+    report: called with bytes written. Raises ValueError for a tensor out of order.
     """
     names, done = list(shapes), 0
     with path.open("wb") as file:
@@ -41,13 +41,13 @@ def write(
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """The length of a JSON object, and the object, padded with spaces."""
-    said: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    """The 8-byte length of the JSON header, and the header padded with spaces."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, shape in shapes.items():
         end = start + 2 * math.prod(shape)
-        said[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
         start = end
-    text = json.dumps(said, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGN)
     return len(text).to_bytes(8, "little") + text

@@ -1,4 +1,4 @@
-"""How many tokens a text has at least, without tokenising it: that takes long where it is long."""
+"""A lower bound on the number of tokens of a text, without tokenising it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Any
 from forerun.models.tokenizer import Tokenizer
 
 
-class Sizes:
-    """A lower bound on the number of a text's tokens, without tokenising it.
+class TokenBounds:
+    """Lower bounds on the number of tokens of texts.
 
-    Tokens of a byte-level BPE hold all bytes of a text: there are at least bytes / longest token.
-    Other tokenizers may drop or join text: their bound is 0. NFC leaves a third of the bytes or
-    more (three Hangul letters of 3 bytes are one syllable of 3).
+    Byte-level BPE keeps all bytes, so a text has at least bytes / (longest token) tokens. Other
+    tokenizers may drop or join text: their bound is 0. NFC keeps at least a third of the bytes
+    (three Hangul letters of 3 bytes become one syllable of 3 bytes).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.most = most_bytes(tokenizer)
+        self.max_bytes = max_bytes_per_token(tokenizer)
 
-    def least(self, text: str) -> int:
-        """So many tokens, or more."""
-        return -(-len(text.encode("utf-8", "surrogatepass")) // self.most) if self.most else 0
+    def min_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of `text`."""
+        if not self.max_bytes:
+            return 0
+        return -(-len(text.encode("utf-8", "surrogatepass")) // self.max_bytes)
 
 
-def most_bytes(tokenizer: Tokenizer) -> int:
-    """Bytes of a text that one token may stand for; 0 where there is no telling."""
+def max_bytes_per_token(tokenizer: Tokenizer) -> int:
+    """Max bytes of text per token; 0 if unknown."""
     backend = getattr(getattr(tokenizer, "inner", None), "backend_tokenizer", None)
     if backend is None or type(backend.model).__name__ != "BPE":
         return 0
@@ -47,13 +49,13 @@ def most_bytes(tokenizer: Tokenizer) -> int:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """The settings of a part of a tokenizer of `tokenizers`."""
+    """The settings of a part of a `tokenizers` tokenizer."""
     return json.loads(part.__getstate__()) if part is not None else {}
 
 
 @lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level tokenizers: printable Latin-1 is itself, others follow 255.
+    """Character -> byte of byte-level tokenizers: printable Latin-1 is kept, others follow 255.
 
     Radford et al. 2019.
     """

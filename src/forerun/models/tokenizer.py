@@ -1,4 +1,4 @@
-"""Text to ids and back, stop ids, chat templates, and text that grows token by token.
+"""Tokenizers: text to ids and back, stop ids, chat templates, incremental detokenization.
 
 A thin wrapper over the tokenizers of transformers, which is imported only when one is loaded.
 """
@@ -25,7 +25,7 @@ FILES = (
     "tekken.json",
     "tiktoken.model",
 )
-BROKEN = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+BROKEN = "\ufffd"  # decoded from an incomplete UTF-8 sequence
 
 
 class Tokenizer:
@@ -35,14 +35,14 @@ class Tokenizer:
         self.inner = inner
         own = as_ids(getattr(inner, "eos_token_id", None))
         self.eos_ids = tuple(dict.fromkeys(own if eos_ids is None else eos_ids))
-        backend = getattr(inner, "backend_tokenizer", None)  # the Rust object: no Python between
+        backend = getattr(inner, "backend_tokenizer", None)  # the Rust object
         self._decode = getattr(backend, "decode", None) or inner.decode
 
     @classmethod
     def load(cls, model: Any) -> Tokenizer:
         """The tokenizer of a folder, a hub id or a loaded transformers model.
 
-        Raises ModelError if there is none, or it cannot be read.
+        Raises ModelError if it is missing or cannot be read.
         """
         name = model if isinstance(model, str | Path) else _origin(model)
         from forerun.models.paths import TOKENIZER, model_folder, read_config
@@ -50,16 +50,16 @@ class Tokenizer:
         folder = model_folder(name, TOKENIZER)
         if not any((folder / file).exists() for file in FILES):
             if not (folder / "config.json").exists():
-                read_config(folder)  # which says that there is no model
+                read_config(folder)  # raises: no model
             raise ModelError(
                 f"there is no tokenizer in {folder} (none of {', '.join(FILES[:4])}); copy it from "
                 "the original model"
             )
         try:
             inner = _class_for(folder).from_pretrained(folder)
-        except Exception as cause:  # bad JSON, a missing part, a class that is not installed
+        except Exception as cause:  # bad JSON, missing files or packages
             if (folder / "config.json").exists():
-                read_config(folder)  # which the tokenizer reads, too: the fault may be there
+                read_config(folder)  # raises if the config is at fault
             raise ModelError(
                 f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}"
             ) from cause
@@ -67,7 +67,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens counted."""
+        """Number of ids, including added tokens."""
         return len(self.inner)
 
     @property
@@ -75,26 +75,26 @@ class Tokenizer:
         return bool(getattr(self.inner, "chat_template", None))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of a text; `special` adds what the model expects around one (such as a first id).
+        """Ids of a text. special: adds special tokens such as bos.
 
-        Raises DataError for what is no text in UTF-8.
+        Raises DataError for text that is not valid UTF-8.
         """
         check_text(repr(text[:SHOWN]), text)
         return list(self.inner.encode(text, add_special_tokens=special))
 
     def decode(self, ids: Many[int]) -> str:
-        """Text of ids; special tokens are left out."""
+        """Text of ids, without special tokens."""
         return self._decode(list(ids), skip_special_tokens=True)
 
     def chat(self, messages: str | list[dict[str, str]]) -> list[int]:
-        """Ids of a conversation (or of one user message) in the model's own chat template.
+        """Ids of a conversation or one user message in the model's chat template.
 
         Raises ModelError if the model has none.
         """
         return self.encode(self.chat_text(messages), special=False)
 
     def chat_text(self, messages: str | list[dict[str, str]]) -> str:
-        """The text of a conversation in that template. Raises as `chat` does."""
+        """The text of a conversation in the chat template. Raises as `chat`."""
         if not self.has_chat_template:
             raise ModelError("this tokenizer has no chat template; give the prompt as plain text")
         if isinstance(messages, str):
@@ -109,28 +109,30 @@ class Tokenizer:
 
 
 def _origin(model: Any) -> str:
-    """Where a loaded transformers model came from. Raises ModelError for what is none."""
+    """The name or path of a loaded transformers model. Raises ModelError for another object."""
     config = getattr(model, "config", None)
     if config is None:
         raise ModelError(
-            f"expected a folder, a hub id or a transformers model, got {model!r}; without one the "
-            "embedded reasoner is loaded"
+            f"expected a folder, a hub id or a transformers model, got {model!r}; omit it for the "
+            "embedded reasoner"
         )
     return str(config._name_or_path)
 
 
 def _class_for(folder: Path) -> Any:
-    """Whose `from_pretrained` reads a tokenizer.
+    """The class with the `from_pretrained` for a tokenizer folder.
 
-    Of a llama whose tokenizer needs no class of its own the automatic one comes to the general
-    class, too, after it has imported all that can run the model, which takes seconds. What we have
-    written is whole in tokenizer.json: a class of its own would change it.
+    For a llama with the general tokenizer class, AutoTokenizer returns the same class but imports
+    the model code first, which takes seconds. A folder that we wrote is complete in tokenizer.json;
+    a model-specific class would change it.
     """
-    with suppress(Exception):  # transformers says what is wrong
-        said = json.loads((folder / "tokenizer_config.json").read_text())
-        is_general = said["tokenizer_class"] == "PreTrainedTokenizerFast" and "auto_map" not in said
+    with suppress(Exception):  # transformers reports the error below
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        is_general = (
+            config["tokenizer_class"] == "PreTrainedTokenizerFast" and "auto_map" not in config
+        )
         is_llama = json.loads((folder / "config.json").read_text())["model_type"] == "llama"
-        is_ours = said.get("made_by") == MADE_BY
+        is_ours = config.get("made_by") == MADE_BY
         if is_general and (is_llama or is_ours) and (folder / "tokenizer.json").is_file():
             from transformers import PreTrainedTokenizerFast
 
@@ -141,20 +143,20 @@ def _class_for(folder: Path) -> Any:
 
 
 class TextStream:
-    """Turns tokens into text one by one; what it has returned, joined, is decode of all tokens.
+    """An incremental detokenizer: its joined outputs equal `decode` of all tokens.
 
-    Only a window of the last pieces is decoded again, because a token's text may depend on its left
-    neighbour (leading spaces, bytes of one character).
+    Only a window of the last tokens is decoded again, because a token's text may depend on the
+    token before it (leading spaces, bytes of one character).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []  # the window
-        self._known = 0  # ids of the window whose text has been returned
-        self._text = ""  # their text
+        self._known = 0  # number of ids of the window with text already returned
+        self._text = ""  # the text of these ids
 
     def push(self, token: int) -> str:
-        """Text that is complete with this token; empty while a character is incomplete."""
+        """The text completed by this token; empty while a character is incomplete."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         if text.endswith(BROKEN):
@@ -162,7 +164,7 @@ class TextStream:
         return self._advance(text)
 
     def extend(self, tokens: Many[int]) -> str:
-        """What `push` of each would return, joined."""
+        """The joined results of `push` for each token."""
         text = self._tokenizer.decode([*self._ids, *tokens])
         if text.endswith(BROKEN):
             return "".join(map(self.push, tokens))
@@ -170,24 +172,21 @@ class TextStream:
         return self._advance(text)
 
     def flush(self) -> str:
-        """What is held back, as far as it can be decoded."""
+        """The remaining text, with incomplete characters as decoded."""
         is_whole = self._known == len(self._ids)
         return "" if is_whole else self._advance(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:
         piece, start = text[len(self._text) :], self._ids[self._known :]
         tail = self._tokenizer.decode(start) if self._known else text
-        if tail:  # else it is all special or stripped, and the window must begin further left
+        if tail:  # else the ids have no text, and the window keeps earlier ids
             self._ids, text = start, tail
         self._known, self._text = len(self._ids), text
         return piece
 
 
 def declared_eos(folder: Path) -> list[int]:
-    """End ids in generation_config.json, or else in config.json.
-
-    Raises ModelError for such a file that is damaged: a text would not end without its ids.
-    """
+    """End ids in generation_config.json, else in config.json. Raises ModelError if damaged."""
     from forerun.models.paths import read_json
 
     for path in (folder / "generation_config.json", folder / "config.json"):

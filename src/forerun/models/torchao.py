@@ -1,8 +1,8 @@
-"""Weights in 8 or 4 bits on a GPU, held and multiplied by torchao.
+"""Weights in 8 or 4 bits on a GPU, stored and multiplied by torchao.
 
 int8 and fp8 have one scale per output, int4 one per group of inputs. Products are computed in the
-model's own number type: torchao turns 8 bits into it on the way, which saves memory and no time;
-for 4 bits it has a kernel. Nothing here is imported before such weights are asked for.
+model's dtype: 8-bit weights are converted first, which saves memory but no time; 4-bit weights have
+a kernel. torchao is imported only when such weights are requested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forerun.runner.native.int8 import Rounding
 
 
 def why_not(rounding: Rounding, device: torch.device, dtype: torch.dtype | None = None) -> str:
-    """The reason why weights cannot be held so on a device, with a way out; empty if they can."""
+    """Why a device does not support a rounding, with an alternative; empty if it does."""
     if device.type != "cuda":
         return "int8 needs a CPU or CUDA, fp8 and int4 need CUDA; use int8 on a CPU, or auto"
     if find_spec("torchao") is None:
@@ -33,9 +33,9 @@ def why_not(rounding: Rounding, device: torch.device, dtype: torch.dtype | None 
 
 
 def quantized(weight: Tensor, rounding: Rounding) -> Tensor:
-    """The weight [out, in] as a tensor of torchao's, which `F.linear` takes.
+    """The weight [out, in] as a torchao tensor for `F.linear`.
 
-    Raises ConfigError for an input width that int4's groups do not divide.
+    Raises ConfigError if the input width is no multiple of int4's group size.
     """
     if rounding.bits == 4 and weight.shape[1] % rounding.scaled:
         raise ConfigError(
@@ -52,13 +52,13 @@ def quantized(weight: Tensor, rounding: Rounding) -> Tensor:
 
 
 def nbytes(weight: Tensor) -> int:
-    """Bytes of all that a tensor of torchao's holds."""
+    """Bytes of a torchao tensor."""
     names, _ = weight.__tensor_flatten__()  # type: ignore[attr-defined]
     return sum(getattr(weight, name).nbytes for name in names)
 
 
 def _config(rounding: Rounding) -> Any:
-    """torchao's name for a rounding; settings of compilers are left alone."""
+    """torchao's config for a rounding; compiler settings stay unchanged."""
     from torchao.quantization import (
         Float8WeightOnlyConfig,
         Int4WeightOnlyConfig,
@@ -67,7 +67,7 @@ def _config(rounding: Rounding) -> Any:
 
     how: dict[str, Any] = {"set_inductor_config": False}
     if rounding.bits == 4:
-        # the packing of torch's own kernel: others need packages more
+        # the packing of torch's kernel; others need further packages
         packing = "tile_packed_to_4d"
         return Int4WeightOnlyConfig(group_size=rounding.scaled, int4_packing_format=packing, **how)
     if rounding.is_float:

@@ -1,7 +1,7 @@
-"""One decoder for many families: a frozen config says what differs, the loop below does the rest.
+"""One decoder for many model families, which differ in a frozen config.
 
-Rows of all sequences are packed into [R, d]; positions and attention are arguments, so prefill, one
-step and a tree pass are the same code. Per layer: norm, fused qkv, rope, cache write, attention,
+Rows of all sequences are packed into [R, d]. Positions and attention are arguments, so prefill, one
+step and a tree pass use the same code. Per layer: norm, fused qkv, rope, cache write, attention,
 out, norm, fused gate and up, product, down.
 """
 
@@ -41,7 +41,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What differs between the families that this decoder runs."""
+    """The settings in which model families differ."""
 
     vocab_size: int
     hidden_size: int
@@ -61,7 +61,7 @@ class DecoderConfig:
     qk_norm: str = ""  # "head" (qwen3), "width" (olmo2)
     ropes: tuple[RopeConfig, ...] = ()  # empty: learned positions
     layer_ropes: tuple[int | None, ...] = ()  # index into ropes, None: no rotation; empty: all 0
-    windows: tuple[int | None, ...] = ()  # per layer; empty: all layers see everything
+    windows: tuple[int | None, ...] = ()  # per layer; empty: full attention in all layers
     attn_softcap: float | None = None
     logit_softcap: float | None = None
     logit_divisor: float = 1.0  # granite
@@ -73,8 +73,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     is_tied: bool = False
     moe: Moe | None = None
-    # pruned models: sizes per layer, empty where all layers are alike; the fields above then hold
-    # the largest one
+    # pruned models: sizes per layer, empty if all are equal; the fields above hold the largest
     layer_heads: tuple[int, ...] = ()
     layer_kv_heads: tuple[int, ...] = ()
     layer_mlp_sizes: tuple[int, ...] = ()
@@ -102,7 +101,7 @@ class DecoderConfig:
         return self.layer_mlp_sizes[layer] if self.layer_mlp_sizes else self.mlp_size
 
     def window(self, layer: int) -> int | None:
-        """How many positions back a layer sees, itself counted; None: all."""
+        """Attention window of a layer, including the position itself; None: full attention."""
         return self.windows[layer] if self.windows else None
 
     def rope(self, layer: int) -> int | None:
@@ -142,7 +141,8 @@ class Transformer:
         self.config, self.layers, self.norm, self.head = config, layers, norm, head
         self.embed, self.positions = embed, positions
         self.version = 0  # counts updates of the weights
-        self.take: Callable[[Mapping[str, Tensor]], None] | None = None  # set by the loader
+        # set by the loader
+        self.update_weights: Callable[[Mapping[str, Tensor]], None] | None = None
         self.dtype, self.device = head.dtype, head.device
         self.ropes = [
             Rope(torch.tensor(r.inv_freq), config.head_dim, r.scale, self.dtype, self.device)
@@ -153,7 +153,7 @@ class Transformer:
             self.embed_scale = torch.tensor(config.embed_scale, dtype=self.dtype).item()
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Embeddings [n, d] of token ids, before they are scaled."""
+        """Embeddings [n, d] of token ids, unscaled."""
         return self.head.rows(ids) if self.embed is None else F.embedding(ids, self.embed)
 
     def __call__(
@@ -164,9 +164,9 @@ class Transformer:
         attend: Attend,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Hidden rows [R, d] after the last norm. ids, positions: int64 [R]; top bounds them.
+        """Hidden rows [R, d] after the last norm. ids, positions: int64 [R]; top: max position.
 
-        table [n, d]: the rows that ids stand for, instead of those of tokens.
+        table [n, d]: embeddings that ids index, instead of the token embeddings.
         """
         x = self.embedded(ids, positions, table)
         turns = self.turns(positions, top)
@@ -175,7 +175,7 @@ class Transformer:
         return self.norm(x)
 
     def embedded(self, ids: Tensor, positions: Tensor, table: Tensor | None = None) -> Tensor:
-        """What the first layer reads, [R, d]; arguments as in `__call__`."""
+        """The input [R, d] of the first layer; arguments as in `__call__`."""
         x = self.rows(ids) if table is None else F.embedding(ids, table)
         if self.embed_scale is not None:
             x = x * self.embed_scale
@@ -184,7 +184,7 @@ class Transformer:
         return x
 
     def turns(self, positions: Tensor, top: int) -> list[tuple[Tensor, Tensor]]:
-        """cos and sin of these positions by each rotary table."""
+        """cos and sin of these positions, per rotary table."""
         return [rope.rows(positions, top) for rope in self.ropes]
 
     def layer(

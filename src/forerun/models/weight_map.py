@@ -12,7 +12,7 @@ from forerun.models.rope import roll_order
 from forerun.models.transformer import DecoderConfig
 
 PREFIXES = ("model.", "transformer.")
-IGNORED = (  # what old checkpoints hold beside weights: tables and masks
+IGNORED = (  # tables and masks in old checkpoints
     "rotary_emb.inv_freq",
     ".masked_bias",
     ".causal_mask",
@@ -39,13 +39,13 @@ def canonical(name: str) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """The first three names, and how many more there are."""
+    """The first three names and the number of further ones."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
-def lacking(names: list[str]) -> str:
-    """What is said of a checkpoint without these tensors."""
+def missing_message(names: list[str]) -> str:
+    """The error message for missing tensors."""
     return f"the checkpoint lacks {listed(names)}; is it complete, and is config.json its own?"
 
 
@@ -121,7 +121,7 @@ NORMS = {  # checkpoint names by layout
 
 
 def llama_pieces(c: DecoderConfig, family: str) -> Iterator[tuple[str, Piece]]:
-    """Names of all families but gpt2."""
+    """Tensor names of all families except gpt2."""
     yield "embed_tokens.weight", Piece("embed")
     yield "norm.weight", Piece("norm.weight")
     if not c.is_tied:
@@ -170,7 +170,7 @@ def _mlp_pieces(
 
 
 def _turn(c: DecoderConfig, i: int, rotary: int, is_fused: bool) -> Callable[[Tensor], Tensor]:
-    """Reorders the dimensions of query and key heads as `Rope` wants them."""
+    """Reorders the dimensions of query and key heads for `Rope`."""
     assert is_fused, "only phi3 rotates a part of the head"
     order = torch.tensor(roll_order(c.head_dim, rotary))
     num = c.heads(i) + c.kv_heads(i)
@@ -179,14 +179,14 @@ def _turn(c: DecoderConfig, i: int, rotary: int, is_fused: bool) -> Callable[[Te
     rows = torch.cat((turned, rest))
 
     def reorder(weight: Tensor) -> Tensor:
-        fits = len(weight) == len(rows)  # a wrong shape is refused by name later
+        fits = len(weight) == len(rows)  # a wrong shape raises an error later
         return weight.index_select(0, rows) if fits else weight
 
     return reorder
 
 
 def gpt2_pieces(c: DecoderConfig) -> Iterator[tuple[str, Piece]]:
-    """Names of gpt2, whose Conv1D weights are stored [in, out]."""
+    """Tensor names of gpt2; its Conv1D weights are stored [in, out]."""
     yield "wte.weight", Piece("embed")
     yield "wpe.weight", Piece("positions")
     if not c.is_tied:

@@ -1,7 +1,7 @@
-"""New weights for a loaded model, named as in its Hugging Face checkpoint.
+"""Replaces weights of a loaded model; tensors are named as in its Hugging Face checkpoint.
 
 All names, shapes and values are checked before the first weight changes. A fused part (queries,
-keys and values; gate and up) is replaced as a whole, so its tensors come together.
+keys and values; gate and up) is replaced as a whole, so all of its tensors are required.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def update_decoder(
 def checked(
     plan: Plan, given: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, list[str]]:  # fmt: skip
-    """The tensors of every part that changes. Raises ModelError for what does not fit."""
+    """The tensor names of every part that changes. Raises ModelError for a wrong tensor."""
     used = [name for name in given if name in plan.pieces]
     strange = [name for name in given if name not in plan.pieces and not name.endswith(IGNORED)]
     if plan.config.is_tied and HEAD in strange:
@@ -50,7 +50,7 @@ def checked(
         strange.remove(HEAD)
     if strange:
         raise ModelError(
-            f"the model has no {listed(strange)}; name tensors as its checkpoint does, for example "
+            f"the model has no {listed(strange)}; name tensors as in its checkpoint, for example "
             f"{next(iter(plan.pieces))}"
         )
     groups: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ def checked(
     for names in groups.values():
         if absent := [name for name in names if name not in given]:
             raise ModelError(
-                f"{names[0]} and {listed(names[1:])} are one part here, and {listed(absent)} is "
+                f"{names[0]} and {listed(names[1:])} are fused here, and {listed(absent)} is "
                 "missing; send them together"
             )
     for dest, names in groups.items():
@@ -72,7 +72,7 @@ def checked(
 
 
 def _check_tie(given: Mapping[str, Tensor]) -> None:
-    """Raises ModelError unless a tied head comes with the equal embedding."""
+    """Raises ModelError unless a tied head equals the given embedding."""
     embed = next((given[name] for name in TABLE["embed"] if name in given), None)
     if embed is None or not torch.equal(embed, given[HEAD]):
         raise ModelError(
@@ -115,7 +115,7 @@ def assign(model: Transformer, dest: str, part: Tensor | Linear, head_rounding: 
 
 
 def _owner(model: Transformer, words: list[str]) -> tuple[Any, str]:
-    """What holds a part, and under which name: of layers.1.gate_up.weight, the MLP of layer 1."""
+    """The owner and attribute name of a part: of layers.1.gate_up.weight, the MLP of layer 1."""
     if words[0] != "layers":
         return model, words[0]
     layer, name = model.layers[int(words[1])], words[-2]

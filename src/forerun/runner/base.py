@@ -195,7 +195,7 @@ class Runner(Target):
             alike = texts.setdefault((len(seq.tokens), seq.tokens[-1]), [])
             if not self.cache.holds(seq):
                 for lead in alike:
-                    is_tree = not len(tree) or tree.is_like(trees[lead])
+                    is_tree = not len(tree) or tree.has_same_nodes(trees[lead])
                     if is_tree and seq.tokens == seqs[lead].tokens:
                         leads[i] = lead
                         break

@@ -147,10 +147,10 @@ class ModelRunner(Runner):
 
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
         with self.turns:
-            if self.model.take is None:  # built by hand
+            if self.model.update_weights is None:  # built by hand
                 super().update_weights(state)
             else:
-                self.model.take(state)
+                self.model.update_weights(state)
                 self.forget_cells()
 
     def forget_cells(self) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
-from forerun.core.sampling import MOST_SAMPLES
+from forerun.core.sampling import MAX_SAMPLES
 from forerun.errors import ConfigError
 
 Parse = Callable[[str], str | None]
@@ -69,9 +69,9 @@ def read(parse: Parse, texts: Iterable[str]) -> list[str | None]:
 
 def check_num(n: int) -> None:
     """Raises ConfigError if no search takes so many samples."""
-    if not isinstance(n, int) or not 1 <= n <= MOST_SAMPLES:
+    if not isinstance(n, int) or not 1 <= n <= MAX_SAMPLES:
         raise ConfigError(
-            f"n must be a whole number from 1 to {MOST_SAMPLES}, got {n!r}: a search holds all "
+            f"n must be a whole number from 1 to {MAX_SAMPLES}, got {n!r}: a search holds all "
             "its samples until it has chosen"
         )
 

@@ -29,7 +29,7 @@ class Choice:
 
     def next_piece(self, stops: Stops) -> Piece | None:
         """New text in whole tokens that no stop string can take back; None if there is none."""
-        text, begins = stops.text(self.seq), stops.begins(self.seq)
+        text, begins = stops.text(self.seq), stops.token_starts(self.seq)
         is_final = self.seq.finish is not None
         tokens = self.seq.generated
         if begins and not is_final and any(len(stop) > 1 for stop in self.seq.sampling.stop):

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from forerun.errors import CapacityError, ConfigError, ForerunError, LawError, meant
+from forerun.errors import CapacityError, ConfigError, ForerunError, LawError, did_you_mean
 
 TYPES = {
     400: "invalid_request_error",
@@ -81,7 +81,7 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiError:
     """The error for an unknown name, with the nearest names or all."""
     known = sorted(known)
-    hint = meant(name, known, f"known: {', '.join(known)}")
+    hint = did_you_mean(name, known, f"known: {', '.join(known)}")
     shown = name if len(name) <= 80 else name[:77] + "..."
     return ApiError(fields.pop("status", 400), f"unknown {kind} {shown!r}; {hint}", **fields)
 

@@ -195,7 +195,7 @@ class Intake:
         if not self.can_predict:
             raise bad("the verifier of this server cannot judge predictions", "prediction")
         text = plain_text(request.prediction.content, "prediction.content")
-        context, most = self.model.target.context, self.model.sizes.most
+        context, most = self.model.target.context, self.model.token_bounds.max_bytes
         text = text[: context * most] if most else text
         return self.model.tokenizer.encode(text, special=False)[:context]
 
@@ -276,6 +276,6 @@ class Intake:
 
     def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
         """Ids of a text. Raises ApiError, soon, for one that is too long by far."""
-        if (least := self.model.sizes.least(text)) >= self.model.target.context:
+        if (least := self.model.token_bounds.min_tokens(text)) >= self.model.target.context:
             raise self._too_long(f"the prompt has {least} tokens or more", source)
         return self.model.tokenizer.encode(text, special=special)

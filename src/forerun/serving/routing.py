@@ -79,7 +79,7 @@ class Router(Shared):
                 self._update_prediction(step, i)
         methods = self._by_method(step.seqs)
         for name, rows in methods.items():
-            self.by_name[name].observe(step if len(methods) == 1 else step.of(rows))
+            self.by_name[name].observe(step if len(methods) == 1 else step.select(rows))
 
     def finish(self, seq: Sequence) -> None:
         self._part(seq).finish(seq)
@@ -199,7 +199,7 @@ class MethodControllers(Controller):
         shared = set(self._shared.values())
         for controller, own in rows.items():
             is_all = controller in shared or len(own) == len(step.seqs) and not step.leads
-            controller.observe(step if is_all else step.of(own))
+            controller.observe(step if is_all else step.select(own))
 
     def finish(self, seq: Sequence) -> None:
         controller = seq.scratch[self]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forerun import registry
-from forerun.controllers.fixed import MOST
+from forerun.controllers.fixed import MAX_NODES
 from forerun.errors import ConfigError
 
 METHOD = re.compile(r"[\w.]+")  # its name
@@ -46,8 +46,8 @@ class Settings:
         for name in ("body_timeout", "request_timeout", "stall"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
-        if not 0 <= self.max_nodes <= MOST:
-            raise ConfigError(f"max_nodes must be in 0..{MOST}, got {self.max_nodes}")
+        if not 0 <= self.max_nodes <= MAX_NODES:
+            raise ConfigError(f"max_nodes must be in 0..{MAX_NODES}, got {self.max_nodes}")
         if not self.name.strip():
             raise ConfigError("name must not be empty: clients call the model by it")
         try:

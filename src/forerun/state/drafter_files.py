@@ -22,7 +22,7 @@ from forerun.core.records import Plan, Sequence, Snapshot
 from forerun.core.roles import Drafter, name_of
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
-from forerun.engine.safe_drafter import settle
+from forerun.engine.safe_drafter import observe_pending
 from forerun.errors import ConfigError
 from forerun.state import array_file
 from forerun.state.array_file import Origin
@@ -159,7 +159,7 @@ class MemoryFile:
         check_fits(memory, self.origin)
         with self._lock:
             was_kept = self._is_kept
-            settle(self.drafter)
+            observe_pending(self.drafter)
             try:
                 self.drafter.restore(memory.snapshot, self.origin.tenant)
             except BaseException:
@@ -179,7 +179,7 @@ class MemoryFile:
         self._check_owner()
         tenant = self.origin.tenant
         with self._lock:
-            settle(self.drafter)
+            observe_pending(self.drafter)
             snapshot = self.drafter.snapshot(tenant)
             if not self._is_kept and not snapshot.counts["tokens"]:
                 self._release()

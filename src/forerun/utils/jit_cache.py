@@ -21,7 +21,7 @@ CACHE_WRITE_FAILED = (
 )
 KERNELS = {  # entry points of decoding by module; compiling these compiles what they call
     "forerun.runner.forward_batch": ("pack", "lay_out"),
-    "forerun.controllers._tree_size": ("node_beliefs", "choose"),
+    "forerun.controllers._tree_size": ("node_estimates", "choose"),
     "forerun.ngrams.tables.logits.kernels": ("learn", "look_up"),
     "forerun.ngrams.tables.logits.update": ("follow",),
     "forerun.ngrams.tables.logits.top_k": ("select_rows",),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.sampling import argmax
 from forerun.core.tree import Tree
@@ -51,8 +51,8 @@ class TopLogits:
         return ids, probs
 
 
-def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> list[Verdict]:
-    """Verifies sequences with `Laws.is_temperature_only`; sets `Laws.top_logits` if requested.
+def verdicts(trees: Many[Tree], laws: Many[TargetProbs], dice: Many[SeededDice]) -> list[Verdict]:
+    """Verifies sequences with `TargetProbs.is_temperature_only`; sets `top_logits` if requested.
 
     Raises what the reference rules raise.
     """
@@ -75,7 +75,7 @@ def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> lis
 
 
 def _probabilities(
-    logits: Tensor, laws: Many[Laws], sizes: list[int], drawn: list[int]
+    logits: Tensor, laws: Many[TargetProbs], sizes: list[int], drawn: list[int]
 ) -> list[Tensor]:
     """Distributions [n + 1, V] of the sampled sequences."""
     if not drawn:
@@ -90,7 +90,7 @@ def _probabilities(
 class HostCopy:
     """Packs the argmax and the top-K logits of each row into the copy of the verdicts."""
 
-    def __init__(self, logits: Tensor, laws: Many[Laws], sizes: list[int]) -> None:
+    def __init__(self, logits: Tensor, laws: Many[TargetProbs], sizes: list[int]) -> None:
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.rows, self.vocab = logits.shape
         self.most = min(max(law.num_top_logits for law in laws), self.vocab)
@@ -114,14 +114,14 @@ class HostCopy:
         self._arrays = [piece.reshape(self.rows, width) for piece, width in pairs]
         return self
 
-    def top_logits(self, i: int, law: Laws) -> TopLogits:
+    def top_logits(self, i: int, law: TargetProbs) -> TopLogits:
         """The top-K logits of one sequence."""
         part = slice(self.starts[i], self.starts[i + 1])
         logits, ids, raw, own = (array[part] for array in self._arrays[-4:])
         temperature = 1.0 if law.sampling.is_greedy else max(law.sampling.temperature, 1e-30)
         return TopLogits(ids, logits, np.concatenate([raw, own], 1), temperature)
 
-    def follow(self, i: int, tree: Tree, law: Laws) -> Verdict:
+    def follow(self, i: int, tree: Tree, law: TargetProbs) -> Verdict:
         """The greedy verdict: descends while a child holds the argmax of its parent's row."""
         highest, best = (
             array[self.starts[i] : self.starts[i + 1], 0] for array in self._arrays[:2]
@@ -138,7 +138,7 @@ class HostCopy:
             kept.append(node)
 
 
-def _scaled(logits: Tensor, laws: Many[Laws], sizes: list[int]) -> Tensor:
+def _scaled(logits: Tensor, laws: Many[TargetProbs], sizes: list[int]) -> Tensor:
     """Logits divided by each sequence's temperature; greedy ones unchanged."""
     scales = [1.0 if s.is_greedy else max(s.temperature, 1e-30) for s in (x.sampling for x in laws)]
     if len(set(scales)) == 1:

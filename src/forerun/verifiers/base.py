@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forerun.core.dice import Dice, SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import argmax
@@ -33,7 +33,9 @@ def never(node: int) -> bool:
     return False
 
 
-def follow_argmax(tree: Tree, laws: Laws, accept_anyway: Callable[[int], bool] = never) -> Verdict:
+def follow_argmax(
+    tree: Tree, laws: TargetProbs, accept_anyway: Callable[[int], bool] = never
+) -> Verdict:
     """Descends while a child holds the argmax of its parent's shaped logits.
 
     accept_anyway: called for the children if none does; the first with True is kept.
@@ -50,7 +52,7 @@ def follow_argmax(tree: Tree, laws: Laws, accept_anyway: Callable[[int], bool] =
 
 
 def reject_recursively(
-    tree: Tree, laws: Laws, dice: Dice, accept_anyway: Callable[[int], bool] = never
+    tree: Tree, laws: TargetProbs, dice: Dice, accept_anyway: Callable[[int], bool] = never
 ) -> Verdict:
     """Recursive rejection, dense and in float64: see `forerun.verifiers.recursive`.
 
@@ -157,7 +159,7 @@ class KernelVerifier(Verifier):
         """
 
     @abstractmethod
-    def verify_reference(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify_reference(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         """The rule, dense and in float64; the oracle in tests."""
 
     @staticmethod
@@ -165,7 +167,7 @@ class KernelVerifier(Verifier):
     def new_buffers(vocab: int) -> tuple[np.ndarray, ...]:
         """Working memory of the kernel for rows of `vocab` tokens."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if laws.sampling.is_greedy:
             return follow_argmax(tree, laws)
         if not isinstance(dice, SeededDice):

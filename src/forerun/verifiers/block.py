@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.tree import POINT, Tree
@@ -32,7 +32,7 @@ from forerun.verifiers.base import (
 class Block(Verifier):
     """Reads the target distribution at every node, down to the first with p = 0."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if laws.sampling.is_greedy:
             return follow_argmax(tree, laws)
         if not can_win(tree):
@@ -49,7 +49,7 @@ def can_win(tree: Tree) -> bool:
     return is_chain and len(tree) > 1 and bool((tree.laws != POINT).any())
 
 
-def block_weights(tree: Tree, laws: Laws) -> list[float]:
+def block_weights(tree: Tree, laws: TargetProbs) -> list[float]:
     """w_0 = 1, w_1, .. w_g of a chain, up to the last positive one."""
     weights = [1.0]
     for node, token in enumerate(tree.tokens):
@@ -62,7 +62,7 @@ def block_weights(tree: Tree, laws: Laws) -> list[float]:
     return weights
 
 
-def longest(tree: Tree, laws: Laws, weights: list[float], dice: Dice) -> Verdict:
+def longest(tree: Tree, laws: TargetProbs, weights: list[float], dice: Dice) -> Verdict:
     """Keeps the longest prefix that passes its coin, tried from the longest to the shortest."""
     for kept in range(len(weights) - 1, -1, -1):
         weight, p = weights[kept], laws[kept - 1].astype(np.float64)

@@ -7,7 +7,7 @@ id on ties). Stern et al., "Blockwise Parallel Decoding", 2018. Lossless.
 from __future__ import annotations
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import Sampling
@@ -26,5 +26,5 @@ class Greedy(Verifier):
                 "use verifier 'speculative'"
             )
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         return follow_argmax(tree, laws)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Target, Verifier
 from forerun.core.tree import Tree
@@ -54,7 +54,7 @@ class Judge(Verifier):
                 f"train a head for this target ({TRAIN}), or use verifier 'speculative'"
             )
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         scores = self.scores(laws) if len(tree) else np.empty(0)
 
         def accept_anyway(node: int) -> bool:
@@ -65,7 +65,7 @@ class Judge(Verifier):
             return follow_argmax(tree, laws, accept_anyway)
         return reject_recursively(tree, laws, dice, accept_anyway)
 
-    def scores(self, laws: Laws) -> np.ndarray:
+    def scores(self, laws: TargetProbs) -> np.ndarray:
         """w e + b [n] of all nodes; e of a node is the hidden state after its token."""
         hidden = laws.rows.hidden
         if hidden is None:

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import argmax
@@ -37,7 +37,7 @@ class KSeq(Verifier):
     def warm_up(self) -> None:
         division_factor(np.ones(1), np.ones(1), 2)
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         alive = [-1]  # nodes of all drafts that agree with the emitted tokens
         while True:
             drafts = [child for node in alive for child in tree.children(node)]

@@ -8,7 +8,7 @@ p(children): equal to recursive rejection for POINT children, lower for drawn on
 from __future__ import annotations
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.tree import Tree
@@ -17,7 +17,7 @@ from forerun.core.tree import Tree
 class Match(Verifier):
     """One draw per visited node."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         node = -1
         kept: list[int] = []
         while True:

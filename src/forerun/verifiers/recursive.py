@@ -12,7 +12,7 @@ Miao et al., "SpecInfer", 2023; Jeon et al., "Recursive Speculative Decoding", 2
 from __future__ import annotations
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.tree import Tree
@@ -22,5 +22,5 @@ from forerun.verifiers.base import reject_recursively
 class Recursive(Verifier):
     """Dense, in float64, O(V) for every child tried."""
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         return reject_recursively(tree, laws, dice)

@@ -19,7 +19,7 @@ import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows, Verdict
 from forerun.core.roles import Target, Verifier
 from forerun.core.sampling import Sampling, softmax
@@ -92,11 +92,11 @@ class Reflective(Verifier):
             tokens += again
         return appended(tree, tokens, parents) if tokens else tree
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if laws.rows.probes is None:
             return self.base.verify(tree, laws, dice)
         rows = FusedRows(laws.rows, self._second_reads(tree), self.weight, self.fusion)
-        return self.base.verify(tree, laws.over(rows), dice)
+        return self.base.verify(tree, laws.with_rows(rows), dice)
 
     def _paths(self, tree: Tree) -> Iterator[list[int]]:
         """The first paths from the root to a leaf, as nodes without the root."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from forerun.core.dice import Dice, SeededDice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import FLOAT32, Verdict
 from forerun.core.tree import EMPTY, Tree
 from forerun.verifiers._rejection import judge_node, scratch_ends, walk
@@ -37,7 +37,7 @@ class Speculative(KernelVerifier):
     def judge_node(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
         return judge_node(p, *more)
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if not isinstance(dice, SeededDice):
             return super().verify(tree, laws, dice)
         logits = laws.unshaped()
@@ -68,10 +68,10 @@ class Speculative(KernelVerifier):
             return super().verify(tree, laws, dice)
         dice.skip(used)
         nodes_kept = kept[:count].tolist()
-        laws.hold([-1, *nodes_kept], probs)
+        laws.set_probs([-1, *nodes_kept], probs)
         return Verdict(nodes_kept, token)
 
-    def verify_reference(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify_reference(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         return reject_recursively(tree, laws, dice)
 
     @staticmethod
@@ -80,10 +80,12 @@ class Speculative(KernelVerifier):
         buffer[0] = 1.0
         return (buffer,)
 
-    def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
+    def verify_all(
+        self, trees: Many[Tree], laws: Many[TargetProbs], dice: Many[Dice]
+    ) -> list[Verdict]:
         # all rows of a forward pass are on one device
-        is_away = laws[0].rows.is_away if self.tensors is None else self.tensors
-        if not is_away:
+        is_on_device = laws[0].rows.is_on_device if self.tensors is None else self.tensors
+        if not is_on_device:
             return super().verify_all(trees, laws, dice)
         there = [
             i

@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.tree import POINT, SWOR, Tree
 from forerun.verifiers.base import (
@@ -44,7 +44,7 @@ class Transport(KernelVerifier):
     def judge_node(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
         return judge_node(p, *more)
 
-    def verify_reference(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify_reference(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         node, kept = -1, list[int]()
         while True:
             p, chosen = laws[node].astype(np.float64), dict[int, int]()

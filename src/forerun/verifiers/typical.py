@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.dice import Dice
-from forerun.core.logits import Laws
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.tree import Tree
@@ -36,7 +36,7 @@ class Typical(Verifier):
             )
         self.epsilon, self.delta = epsilon, delta
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+    def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if laws.sampling.is_greedy:
             return follow_argmax(tree, laws)
         path = best_path(tree, self.kept(tree, laws))
@@ -44,7 +44,7 @@ class Typical(Verifier):
         check_mass(float(p.sum()), len(path))
         return Verdict(path, dice.choice(p))
 
-    def kept(self, tree: Tree, laws: Laws) -> dict[int, float]:
+    def kept(self, tree: Tree, laws: TargetProbs) -> dict[int, float]:
         """The kept nodes with the log-probability of their path."""
         logps, thresholds = {-1: 0.0}, dict[int, float]()
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):

@@ -1,10 +1,8 @@
-"""What a step costs: its pass (`forward.py`), and what each sequence and draft adds to that.
+"""The time of a step: its forward pass (`forward.py`) plus overhead per sequence and draft.
 
-Rows of several sequences cost more than those of one tree: attention per sequence, and the engine's
-own work. Drafters work on code and tables that a pass has made cold. Rounds of the real loop with a
-real drafter, which learns from each before the next begins, show what comes beside a pass. Times of
-passes are left out of that: on a machine with neighbours they scatter by more than all the rest
-takes. What further sequences add within a pass is the difference of two passes over as many rows.
+The overhead is measured in rounds of the engine loop with a real drafter, as the step time minus
+the pass time. The extra pass time of several sequences is the difference of two passes with the
+same number of rows.
 """
 
 from __future__ import annotations
@@ -23,70 +21,69 @@ from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.roles import Controller, Target
 from forerun.core.sampling import Sampling
 from forerun.engine.cost.forward import (
-    SHORT,
+    SHORT_PREFIX_TOKENS,
     Limits,
+    cached_seconds,
     curve_of,
-    fastest,
+    dummy_tokens,
+    min_seconds,
     pass_seconds,
-    remembered,
-    some_text,
 )
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import SafeDrafter, settle
+from forerun.engine.safe_drafter import SafeDrafter, observe_pending
 from forerun.errors import CapacityError
 
-SEQS, NODES = 8, 4  # sequences that run at once where others than one are measured; their drafts
-REST, DRAFT = Plan(0, learns=False), Plan(NODES)
-LOOK = Plan(NODES, least=2.0)  # no node is worth its row
-SLOW = 0.1  # seconds of a pass over SEQS rows; the rest of a step takes less than a millisecond
-COLD = 2.0  # times: a draft among plain steps, over one in rounds that take turns
+MEASURED_SEQS, DRAFT_NODES = 8, 4  # concurrent sequences, and nodes of each draft
+PLAIN_PLAN, DRAFT_PLAN = Plan(0, learns=False), Plan(DRAFT_NODES)
+EMPTY_PLAN = Plan(DRAFT_NODES, min_acceptance=2.0)  # no node qualifies, so the draft is empty
+MAX_PASS_SECONDS = 0.1  # over MEASURED_SEQS rows; above it the overhead is negligible
+COLD_FACTOR = 2.0  # time of a draft between plain steps over that in measured rounds: cold caches
 
-Round = tuple[int, int, int]  # sequences; how many of them draft; how many look in vain
+Round = tuple[int, int, int]  # number of sequences, of drafts, of empty drafts
 
 
 def cost_of(target: Target, limits: Limits | None = None) -> Cost:
-    """What steps of a target cost: known, read from the cache folder, or measured.
+    """The step costs of a target: already set, read from the cache, or measured.
 
-    limits: seconds of each of three measurements, least and most; START unless given. Where they
-    do not suffice, passes are so slow that the rest of a step does not count.
-    A target that has no room for others is taken for one that serves one sequence only.
+    limits: min and max seconds of each of three measurements; default START_SECONDS. If they do
+    not suffice, the overhead is taken as 0.
     """
     if target.cost is None:
         curve, seqs = curve_of(target, limits), _room(target)
-        if seqs and curve.at(seqs) < SLOW:
+        if seqs and curve.at(seqs) < MAX_PASS_SECONDS:
             kinds, rows_of = _kinds(seqs), sorted({(1, seqs), (seqs, seqs)})
             rounds, passes = partial(_rounds, target, seqs), partial(pass_seconds, target)
-            seconds = remembered(target, f"-x{seqs}", kinds, rounds, limits)
-            within = remembered(target, f"-s{seqs}", rows_of, passes, limits)
+            seconds = cached_seconds(target, f"-x{seqs}", kinds, rounds, limits)
+            within = cached_seconds(target, f"-s{seqs}", rows_of, passes, limits)
             if math.isfinite(max(seconds + within)):
-                beside = dict(zip(kinds, seconds, strict=True))
-                curve = _fitted(curve, beside, within[-1] - within[0], seqs)
+                overhead = dict(zip(kinds, seconds, strict=True))
+                curve = _fitted(curve, overhead, within[-1] - within[0], seqs)
         target.cost = curve
     return target.cost
 
 
-class _First(Controller):
-    """The first `drafts` sequences draft, and the next `looks` look in vain."""
+class _FirstSequences(Controller):
+    """The first `drafts` sequences draft, the next `empty` have empty drafts."""
 
-    drafts = looks = 0
+    drafts = empty = 0
 
     def plan(self, seq: Sequence) -> Plan:
         if seq.index < self.drafts:
-            return DRAFT
-        return LOOK if seq.index < self.drafts + self.looks else REST
+            return DRAFT_PLAN
+        return EMPTY_PLAN if seq.index < self.drafts + self.empty else PLAIN_PLAN
 
 
 def _kinds(seqs: int) -> list[Round]:
-    """Who does what in the rounds that are measured."""
-    some = [(num, drafts, 0) for num in sorted({1, seqs}) for drafts in sorted({0, 1, num})]
-    return some + [(seqs, 0, looks) for looks in sorted({1, seqs})]
+    """The rounds to measure."""
+    drafting = [(num, drafts, 0) for num in sorted({1, seqs}) for drafts in sorted({0, 1, num})]
+    return drafting + [(seqs, 0, empty) for empty in sorted({1, seqs})]
 
 
 def _rounds(
     target: Target, seqs: int, kinds: Many[Round], tries: int, limits: Limits
 ) -> list[float]:
-    """Seconds of rounds of the loop beside their passes."""
-    controller, length = _First(), _length(target)
+    """Seconds of rounds of the engine loop without their passes."""
+    controller, length = _FirstSequences(), _length(target)
     drafter = registry.make("drafter", registry.BRANCHING)
     verifier = registry.make("verifier", registry.VERIFIER)
     last = deque[Step](maxlen=1)
@@ -96,67 +93,66 @@ def _rounds(
         part.warm_up()
     running = [
         Sequence(text, length, Sampling(), SeededDice(i), limit=1 << 30, group=0, index=i)
-        for i, text in enumerate(some_text(target, length, i) for i in range(seqs))
+        for i, text in enumerate(dummy_tokens(target, length, i) for i in range(seqs))
     ]
 
     def run(kind: Round) -> float:
-        num, controller.drafts, controller.looks = kind
+        num, controller.drafts, controller.empty = kind
         for seq in running:
             del seq.tokens[length:]
         start = perf_counter()
         engine.round(running[:num])
-        settle(safe)  # else the next round, which shortens the texts, would observe this step
-        return perf_counter() - start - _within(last[0])
+        observe_pending(safe)  # before the next round shortens the texts
+        return perf_counter() - start - _pass_time(last[0])
 
     try:
         for seq in running:
             engine.submit(seq)
         engine.step()  # prefill
-        run((seqs, seqs, 0))  # what comes next is known from here on
-        return fastest([partial(run, kind) for kind in kinds], tries, limits)
+        run((seqs, seqs, 0))  # fills the drafter's memory
+        return min_seconds([partial(run, kind) for kind in kinds], tries, limits)
     finally:
         for seq in running:
             engine.cancel(seq)
         engine.retire()
 
 
-def _within(step: Step) -> float:
-    """Seconds of a step's pass. On a GPU it goes on until its rows are read, within the verifying,
-    all of which is taken for the pass there."""
-    is_asked = step.laws[0].rows.logits.is_cuda
-    return step.times["forward"] + (step.times["verify"] if is_asked else 0.0)
+def _pass_time(step: Step) -> float:
+    """Seconds of a step's pass; on a GPU verification waits for the pass, so it is included."""
+    is_on_gpu = step.laws[0].rows.logits.is_cuda
+    return step.times["forward"] + (step.times["verify"] if is_on_gpu else 0.0)
 
 
-def _fitted(curve: Cost, beside: dict[Round, float], shared: float, seqs: int) -> Cost:
-    """A curve with what rounds of `seqs` sequences take beside their passes, taken apart.
+def _fitted(curve: Cost, seconds: dict[Round, float], shared: float, seqs: int) -> Cost:
+    """The curve with overheads fitted to the seconds of rounds of up to `seqs` sequences.
 
-    shared: seconds that a pass over as many rows takes longer where so many sequences share it.
+    shared: extra seconds of a pass with `seqs` sequences, over one sequence with as many rows.
     """
-    others, plain = max(seqs - 1, 1), beside[seqs, 0, 0]
-    per_seq = max(plain - beside[1, 0, 0], 0.0) / others
-    per_draft = COLD * max(beside[seqs, seqs, 0] - beside[seqs, 1, 0], 0.0) / others
-    per_look = max(beside[seqs, 0, seqs] - beside[seqs, 0, 1], 0.0) / others
+    others, plain = max(seqs - 1, 1), seconds[seqs, 0, 0]
+    per_seq = max(plain - seconds[1, 0, 0], 0.0) / others
+    per_draft = COLD_FACTOR * max(seconds[seqs, seqs, 0] - seconds[seqs, 1, 0], 0.0) / others
+    per_empty_draft = max(seconds[seqs, 0, seqs] - seconds[seqs, 0, 1], 0.0) / others
     return replace(
         curve,
-        per_step=max(beside[1, 0, 0] - per_seq, 0.0),
+        per_step=max(seconds[1, 0, 0] - per_seq, 0.0),
         per_seq=per_seq + max(shared, 0.0) / others,
         per_draft=per_draft,
-        drafting=max(COLD * (beside[seqs, 1, 0] - plain) - per_draft, 0.0),
-        per_look=per_look,
-        looking=max(beside[seqs, 0, 1] - plain - per_look, 0.0),
+        fixed_draft=max(COLD_FACTOR * (seconds[seqs, 1, 0] - plain) - per_draft, 0.0),
+        per_empty_draft=per_empty_draft,
+        fixed_empty=max(seconds[seqs, 0, 1] - plain - per_empty_draft, 0.0),
     )
 
 
 def _length(target: Target) -> int:
-    """Tokens of a text behind which a draft has room."""
-    return min(SHORT, target.context - NODES - 2)
+    """Tokens of a text that leaves room for a draft."""
+    return min(SHORT_PREFIX_TOKENS, target.context - DRAFT_NODES - 2)
 
 
 def _room(target: Target) -> int:
-    """How many sequences beside those that it holds may be measured."""
+    """How many more sequences the target has room to measure."""
     length = _length(target)
-    for seqs in range(SEQS if length > 0 else 0, 0, -1):
+    for seqs in range(MEASURED_SEQS if length > 0 else 0, 0, -1):
         with suppress(CapacityError):
-            target.check_room(target.num_held + seqs, length + max(NODES, SEQS) + 1)
+            target.check_room(target.num_held + seqs, length + max(DRAFT_NODES, MEASURED_SEQS) + 1)
             return seqs
     return 0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forerun.core.acceptance_prior import RANKS, Chances, grade
+from forerun.core.acceptance_prior import NUM_RANKS, AcceptanceCounts, grade
 from forerun.core.records import Plan
 from forerun.core.tree import POINT, SWOR, Tree
 from forerun.ngrams.tables.logits.draft_template import Buffers, buffers, draw, tree_of
@@ -80,11 +80,11 @@ def grow(
     root: np.ndarray,
     plan: Plan,
     temper: Temper,
-    chances: Chances,
+    chances: AcceptanceCounts,
     uniforms: np.ndarray | None,
     buffer: np.ndarray,
 ) -> tuple[Tree, int]:
-    """A tree below the context `root`: at most plan.nodes nodes with values above plan.least.
+    """A tree below context `root`: at most plan.nodes nodes of values above plan.min_acceptance.
 
     With uniforms, children are drawn without replacement; without, they are the most likely tokens.
     Returns the tree, with its cells, and the number of uniforms used: one per entry of every q with
@@ -100,7 +100,7 @@ def grow(
         root,
         plan.nodes,
         plan.depth,
-        max(0.0, plan.least),
+        max(0.0, plan.min_acceptance),
         chances.hits,
         chances.tries,
         uniforms is not None,
@@ -205,7 +205,7 @@ def fill(
             out.starts[rows] = filled
         token = token_at(own, fallback, place, order[at, rank] if is_drawn else rank)
         write_node(out, nodes, token, at - 1, is_drawn, state[ROW])
-        out.cells[nodes] = state[GRADE] * RANKS + min(rank, RANKS - 1)
+        out.cells[nodes] = state[GRADE] * NUM_RANKS + min(rank, NUM_RANKS - 1)
         new = nodes = nodes + 1
         states[new] = 0
         left[new], value[new], states[new, DEPTH] = value[at], 0.0, state[DEPTH] + 1
@@ -266,7 +266,7 @@ def write_q_at(
 @bare(inline="always")
 def rate(hits: np.ndarray, tries: np.ndarray, row: int, rank: int) -> float:
     """Acceptance rate of a child of this rank below a q of grade `row`."""
-    cell = row, min(rank, RANKS - 1)
+    cell = row, min(rank, NUM_RANKS - 1)
     return hits[cell] / tries[cell]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.core.acceptance_prior import NUM_BYTES, Chances, are_counts
+from forerun.core.acceptance_prior import SNAPSHOT_BYTES, AcceptanceCounts, are_counts
 from forerun.core.records import Snapshot
 from forerun.errors import DataError
 from forerun.ngrams.tables.logits.kernels import EMPTY_KEY, Table
@@ -78,10 +78,12 @@ def merge(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
     counts = {name: sum(s.counts[name] for s in snapshots) for name in ("tokens", "evicted")}
     parts = [from_snapshot(snapshot) for snapshot in snapshots]
     rows = blend([rows for rows, _ in parts])
-    chances = {d: Chances.sum([part[d] for _, part in parts], drawn=d) for d in (True, False)}
+    chances = {
+        d: AcceptanceCounts.sum([part[d] for _, part in parts], drawn=d) for d in (True, False)
+    }
     max_rows = len(rows.keys)
     if max_bytes is not None:
-        max_rows = max(0, max_bytes - NUM_BYTES) // row_bytes(settings["entries"])
+        max_rows = max(0, max_bytes - SNAPSHOT_BYTES) // row_bytes(settings["entries"])
     counts["evicted"] += max(len(rows.keys) - max_rows, 0)
     return to_snapshot(snapshots[0].kind, newest(rows, max_rows), settings, counts, chances)
 
@@ -91,7 +93,7 @@ def to_snapshot(
     rows: Table,
     settings: dict[str, Any],
     counts: dict[str, int],
-    chances: dict[bool, Chances],
+    chances: dict[bool, AcceptanceCounts],
 ) -> Snapshot:
     """A snapshot of packed rows and the acceptance counts of both kinds of trees."""
     arrays = rows._asdict() | {
@@ -101,7 +103,7 @@ def to_snapshot(
     return Snapshot(kind, arrays, settings, counts | {"contexts": len(rows.keys)})
 
 
-def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
+def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, AcceptanceCounts]]:
     """Rows and acceptance counts of a snapshot; old files without levels give the prior counts.
 
     Raises DataError for invalid arrays.
@@ -114,7 +116,7 @@ def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
             f"{', '.join(snapshot.arrays)}; use another memory file"
         )
     rows = check(Table(**columns), snapshot.settings["entries"])
-    chances = {drawn: Chances(drawn=drawn) for drawn in (False, True)}
+    chances = {drawn: AcceptanceCounts(drawn=drawn) for drawn in (False, True)}
     if any(array.shape != OLD_CHANCES_SHAPE for array in counts):
         if not are_counts(*counts):
             raise DataError(

@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from forerun.core.acceptance_prior import Chances
+from forerun.core.acceptance_prior import AcceptanceCounts
 from forerun.core.records import Plan
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.core.tree_template import Shape, grid
@@ -59,7 +59,7 @@ class LogitMemory:
                 f"{64 * self.slot_bytes} bytes, got {budget}; raise the budget"
             )
         self.table = new_table(min(FIRST_SLOTS, self.slots_within(budget)), entries)
-        self.chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
+        self.chances = {drawn: AcceptanceCounts(drawn=drawn) for drawn in (True, False)}
         self.fallback: LogitMemory | None = None
         self.clock = 0  # one tick per update
         self.evicted = 0  # contexts dropped so far

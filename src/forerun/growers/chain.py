@@ -14,9 +14,9 @@ from forerun.core.tree import IID, TreeBuilder
 class Chain(Grower):
     """A chain of sampled tokens; ends after a token for which `plan.stop` is true.
 
-    It also ends before a token with an estimated acceptance probability below `plan.min_acceptance`. The
-    estimate is the product of the largest probability of each q on the path. It is known before the
-    token is drawn, so the draft stays exact.
+    It also ends before a token with an estimated acceptance probability below
+    `plan.min_acceptance`. The estimate is the product of the largest probability of each q on the
+    path. It is known before the token is drawn, so the draft stays exact.
     """
 
     labels = frozenset({"iid"})

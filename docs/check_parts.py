@@ -37,12 +37,12 @@ def expected(kind: str | None, name: str) -> Mapping[str, inspect.Parameter]:
     from forerun import registry
 
     if kind:
-        return registry.written(registry.get(kind, name))
+        return registry.text_options(registry.get(kind, name))
     module, _, attribute = name.rpartition(".")
     signature = inspect.signature(getattr(importlib.import_module(module), attribute))
     taken = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     only = [p for p in taken if p.kind is p.KEYWORD_ONLY] or taken
-    return {p.name: p for p in only if p.name not in registry.UNWRITTEN}
+    return {p.name: p for p in only if p.name not in registry.NOT_TEXT}
 
 
 def shown(default: Any) -> str | None:
@@ -108,7 +108,7 @@ def undocumented(methods: list[Path]) -> list[str]:
         for kind, name in parts:
             if (kind, name) in own or name not in registry.names(kind):
                 continue
-            if not registry.written(registry.get(kind, name)).keys() <= listed:
+            if not registry.text_options(registry.get(kind, name)).keys() <= listed:
                 wrong.add(f"no page lists the options of {kind} {name!r} ({row.doc})")
     return sorted(wrong)
 

@@ -127,9 +127,9 @@ class Model:
         prompts: Prompts,
         sampling: Samplings = None,
         *,
-        drafter: str | Drafter = registry.DRAFTER,
-        verifier: str | Verifier = registry.VERIFIER,
-        controller: str | Controller = registry.CONTROLLER,
+        drafter: str | Drafter = registry.DEFAULT_DRAFTER,
+        verifier: str | Verifier = registry.DEFAULT_VERIFIER,
+        controller: str | Controller = registry.DEFAULT_CONTROLLER,
         constraint: str | Shaper | Many[str | Shaper] = (),
         shapers: Many[Shaper] = (),
         batch: int | None = None,
@@ -240,7 +240,7 @@ class Model:
                 "verifier %s changes the output distribution (docs/laws.md); the default, %s, does "
                 "not",
                 name_of(rule),
-                registry.VERIFIER,
+                registry.DEFAULT_VERIFIER,
             )
         jit_cache.watch(log.warning)  # before the controller compiles kernels to measure them
         with self.target.turns:  # controllers measure passes
@@ -252,7 +252,7 @@ class Model:
                 stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
                 shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
                 listeners=listeners,
-                max_seqs=batch or registry.BATCH,
+                max_seqs=batch or registry.DEFAULT_BATCH,
             )
             for part in (engine.target, engine.verifier):
                 part.warm_up()
@@ -295,7 +295,11 @@ class Model:
             return self._constraints[spec]
 
     def memory(
-        self, path: Path | str, *, drafter: str | Drafter = registry.DRAFTER, tenant: str = ""
+        self,
+        path: Path | str,
+        *,
+        drafter: str | Drafter = registry.DEFAULT_DRAFTER,
+        tenant: str = "",
     ) -> MemoryFile:
         """A file of a drafter's state of one tenant: `load`, `save`, or a `with` block for both.
 

@@ -1,8 +1,8 @@
-"""One row per published system: what it is, where it lives, what it promises, whether it works.
+"""The catalog of published systems: paper, files, parts, state.
 
-Pure data (assets/catalog.toml); no method is imported. A test derives each row's state from the
-checkout: "works" when the acceptance check holds a test and all own files and all named parts
-exist, "missing" when none of the own files does, "partial" between.
+The data is in assets/catalog.toml; no method is imported. A test derives each row's state from the
+checkout: "works" if the acceptance check has a test and all files and parts exist, "missing" if
+none of the files exists, otherwise "partial".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DATA = Path(__file__).parent / "assets" / "catalog.toml"
 
 @dataclass(frozen=True)
 class Paper:
-    """Where a system was published."""
+    """The paper of a system."""
 
     title: str
     year: int
@@ -46,12 +46,12 @@ class Row:
     files: tuple[str, ...]  # its own files below forerun/, without suffix
     note: str
     kind: str = "system"  # one of the 41; or "baseline", or "method": any other
-    parts: Mapping[str, str] = field(default_factory=dict)  # role -> what `generate` is given
-    tiny: Mapping[str, str] = field(default_factory=dict)  # the parts again, for small tests
+    parts: Mapping[str, str] = field(default_factory=dict)  # role -> spec for `generate`
+    tiny: Mapping[str, str] = field(default_factory=dict)  # the parts for small tests
     lossless: bool | None = True  # keeps the target's law; None: does not touch decoding
     trains: bool = False
     state: str = MISSING
-    check: str = ""  # acceptance check below tests/, where it is not papers/test_<name>.py
+    check: str = ""  # acceptance check below tests/; "": papers/test_<name>.py
 
     @property
     def doc(self) -> str:
@@ -85,13 +85,13 @@ def get(name: str) -> Row:
 
 
 def find(name: str) -> Row | None:
-    """The row of that name, in either case and with - or _; None if there is none."""
+    """The row of that name; ignores case and the difference of - and _."""
     wanted = name.strip().lower().replace("-", "_")
     return next((row for row in rows() if row.name == wanted), None)
 
 
 def owner(file: str) -> Row | None:
-    """The first row that has this file ("drafters/aded", in either case) of its own, or None."""
+    """The first row with this file, e.g. "drafters/aded", or None."""
     return next((row for row in rows() if file.lower() in row.files), None)
 
 

@@ -1,7 +1,7 @@
-"""From a name to the class in the file of that name; nothing is imported before it is asked for.
+"""Registry of methods by kind and name. A method's module is imported on first use.
 
 `get("drafter", "stand")` imports `forerun.drafters.stand` and returns its one public Drafter. Other
-packages register methods by entry points; `KINDS` names the group of each kind.
+packages register methods by entry points; `KINDS` lists the group of each kind.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from typing import Any, NamedTuple
 from forerun import catalog
 from forerun.errors import ConfigError, UnknownName
 
-# What the text of an option names where it is no plain value. Annotations say so by these words, as
-# in `index: Corpus | Index | None`: who checks options before anything is loaded reads them.
-File = str  # a file that is read when the part is made
-Corpus = str  # files of text or the folder of an index, too large to be read twice
-TokenId = int  # of a text that is indexed in memory
+# Annotations of options that refer to something else, as in `index: Corpus | Index | None`.
+# Checks before loading read them.
+File = str  # a file, read by the constructor
+Corpus = str  # text files or an index folder, too large to read twice
+TokenId = int  # a token of a text that is indexed in memory
 ModelName = str  # a model, as `forerun.load` takes it
-DrafterName = str  # another part, with its options
-GrowerName = str
-NAMED = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b")
+DrafterName = str  # a drafter spec
+GrowerName = str  # a grower spec
+REFERENCES = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b")
 
-DRAFTER, VERIFIER, CONTROLLER = "auto", "speculative", "budget"  # what users get unasked
-BRANCHING = "stand"  # one alone, whose trees try most of a pass: where `auto` cannot compare
-OFFERED = frozenset({"tokenizer", "device", "target"})  # what a model has for all parts made for it
-UNWRITTEN = frozenset({"tokenizer", "target"})  # of that, what no text can stand for
-LARGEST = 2**31 - 1  # of the numbers that options take: kernels count in 32 bits
-BATCH = 16  # sequences at once: a pass over sixteen rows costs half more than one over one
+DEFAULT_DRAFTER, DEFAULT_VERIFIER, DEFAULT_CONTROLLER = "auto", "speculative", "budget"
+TREE_DRAFTER = "stand"  # drafts wide trees without a choice among drafters
+MODEL_OPTIONS = frozenset({"tokenizer", "device", "target"})  # options that the model supplies
+NOT_TEXT = frozenset({"tokenizer", "target"})  # options that text cannot express
+MAX_NUMBER = 2**31 - 1  # largest value of an option: kernels count in 32 bits
+DEFAULT_BATCH = 16  # sequences
 
 
 class Kind(NamedTuple):
-    """Where the methods of a kind are found."""
+    """Package, base class and entry point group of a kind."""
 
     package: str  # each public module is a method
     role: str  # MODULE:CLASS, the base class or protocol of the methods
@@ -67,9 +67,9 @@ KINDS = {
 
 
 def names(kind: str) -> list[str]:
-    """All registered names of a kind, without importing any of them. Raises UnknownName."""
+    """All registered names of a kind; imports none of them. Raises UnknownName."""
     found = kind_of(kind)
-    return sorted({*_own(found.package), *_foreign(found.group)})
+    return sorted({*_own_modules(found.package), *_entry_points(found.group)})
 
 
 def kind_of(name: str) -> Kind:
@@ -80,16 +80,16 @@ def kind_of(name: str) -> Kind:
 
 
 def is_registered(kind: str, spec: str) -> bool:
-    """Whether the part that `spec` names is there, and its grower if it names one."""
+    """Whether the method of `spec` is registered, and its grower if it has one."""
     name, given = parse(spec)
     grower, _ = parse(str(given.get("grower", "chain")))
     return name in names(kind) and grower in names("grower")
 
 
 def get(kind: str, name: str) -> type:
-    """The class that implements `name`. Raises UnknownName: its state, or the nearest names."""
+    """The class that implements `name`. Raises UnknownName with its state or near names."""
     found = kind_of(kind)
-    if entry := _foreign(found.group).get(name):
+    if entry := _entry_points(found.group).get(name):
         return entry.load()
     if name not in names(kind):
         raise _not_built(kind, name) or UnknownName.of(
@@ -99,8 +99,8 @@ def get(kind: str, name: str) -> type:
 
 
 def summary(kind: str, name: str) -> str:
-    """What a method is in one line: the first paragraph of its module, which is not imported."""
-    entry = _foreign(kind_of(kind).group).get(name)
+    """One line on a method: the first paragraph of its module's docstring, read, not imported."""
+    entry = _entry_points(kind_of(kind).group).get(name)
     spec = importlib.util.find_spec(entry.module if entry else f"{KINDS[kind].package}.{name}")
     text = Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
     doc = ast.get_docstring(ast.parse(text)) or ""
@@ -109,7 +109,7 @@ def summary(kind: str, name: str) -> str:
 
 @cache
 def _class(package: str, name: str, role: str) -> type:
-    """The one public class of that role in a module of ours."""
+    """The one public class of a role in a module of this package."""
     module = importlib.import_module(f"{package}.{name}")
     home, _, title = role.partition(":")
     base = getattr(importlib.import_module(home), title)
@@ -126,7 +126,7 @@ def _class(package: str, name: str, role: str) -> type:
 
 
 def _not_built(kind: str, name: str) -> UnknownName | None:
-    """The error for a name that is known elsewhere, and not of this kind; None for any other."""
+    """The error for a name that the catalog or another kind has; None for other names."""
     if name.lower() in names(kind):
         return None  # "did you mean" says more
     if (kind, name) == ("drafter", "plain"):  # as benchmarks call it
@@ -146,71 +146,71 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
         ):
             hint = "use " + " ".join(f"--{part} {spec}" for part, spec in row.parts.items())
         return UnknownName(
-            f"{name!r} is no {kind}, but a system that the catalog lists as {row.state}: "
+            f"{name!r} is not a {kind}; the catalog lists this system as {row.state}: "
             f"{row.title} (`forerun methods {row.name}`); {hint}"
         )
     return None
 
 
 @cache
-def _own(package: str) -> frozenset[str]:
-    """Modules of a package of ours; read once, for every run asks and folders are slow to walk."""
+def _own_modules(package: str) -> frozenset[str]:
+    """Public modules of a package of forerun."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
     return frozenset(one.name for one in found if one.name[0] != "_") - {"base"}
 
 
 @cache
-def _foreign(group: str) -> dict[str, EntryPoint]:
-    """Methods of other installed packages; read once, it takes milliseconds."""
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    """Methods of other installed packages."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 @cache
 def options(cls: type) -> Mapping[str, inspect.Parameter]:
-    """The options of a part: the named arguments of its constructor."""
+    """The options of a method: the named arguments of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
     named = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     return MappingProxyType({p.name: p for p in parameters if p.kind in named})
 
 
-def written(cls: type) -> dict[str, inspect.Parameter]:
-    """The options of a part that a text may give."""
-    return {name: p for name, p in options(cls).items() if name not in UNWRITTEN}
+def text_options(cls: type) -> dict[str, inspect.Parameter]:
+    """The options of a method that text can express."""
+    return {name: p for name, p in options(cls).items() if name not in NOT_TEXT}
 
 
-def leaves_open(kind: str, spec: str, option: str) -> bool:
-    """Whether a part has this option and its text says nothing of it. Raises as `resolve` does."""
+def is_option_unset(kind: str, spec: str, option: str) -> bool:
+    """Whether a method has this option and its spec does not set it. Raises as `resolve`."""
     cls, given = resolve(kind, spec)
-    return option in written(cls) and option not in given
+    return option in text_options(cls) and option not in given
 
 
-def named(cls: type) -> dict[str, str]:
-    """The options of a part whose text names something else, and what: "File", "ModelName", ..."""
-    found = {name: NAMED.search(str(p.annotation)) for name, p in options(cls).items()}
+def reference_options(cls: type) -> dict[str, str]:
+    """Option -> what its text refers to: "File", "ModelName" and so on."""
+    found = {name: REFERENCES.search(str(p.annotation)) for name, p in options(cls).items()}
     return {name: match.group() for name, match in found.items() if match}
 
 
 def make(kind: str, spec: str, /, *args: Any, **extra: Any) -> Any:
-    """Builds a part from text such as "stand:context=4,entries=10"; `extra` options win.
+    """Builds a method from a spec such as "stand:context=4,entries=10"; `extra` overrides it.
 
-    Those that are OFFERED reach the parts that take them. Raises UnknownName, ConfigError.
+    Methods without one of the MODEL_OPTIONS ignore it. Raises UnknownName, ConfigError.
     """
     cls, given = resolve(kind, spec)
     known = options(cls)
     name, taken = parse(spec)[0], given | {k: v for k, v in extra.items() if k in known}
-    _check_options(kind, name, extra.keys() - OFFERED, known)
+    _check_options(kind, name, extra.keys() - MODEL_OPTIONS, known)
     check_needed(kind, name, taken, known)
     return cls(*args, **taken)
 
 
 def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
-    """The class that a text names, and its options as values of the types it declares.
+    """The class of a spec and its options as values of the declared types.
 
     Raises UnknownName for a name or an option, ConfigError for a value of the wrong type.
     """
     name, texts = parse(spec)
     cls = get(kind, name)
-    known = written(cls)
+    known = text_options(cls)
     _check_options(kind, name, texts, known)
     try:
         return cls, {key: _typed(text, known[key]) for key, text in texts.items()}
@@ -218,7 +218,7 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
         raise ConfigError(f"{kind} {name!r}: {error}; see `forerun methods {name}`") from None
 
 
-# options of earlier releases, and why they went
+# options of earlier releases, and why they were removed
 REMOVED = {
     ("drafter", "stand", "refit"): "measuring did not pay",
     ("drafter", "stand", "update_from"): "learning from the whole tree did not pay",
@@ -238,32 +238,32 @@ def _check_options(kind: str, name: str, given: Iterable[str], known: Iterable[s
 def check_needed(
     kind: str, name: str, given: Iterable[str], known: Mapping[str, inspect.Parameter]
 ) -> None:
-    """Raises ConfigError where an option without a default is not given."""
+    """Raises ConfigError if an option without a default is missing."""
     for option, parameter in known.items():
-        if option not in UNWRITTEN and parameter.default is parameter.empty and option not in given:
+        if option not in NOT_TEXT and parameter.default is parameter.empty and option not in given:
             raise ConfigError(
                 f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
                 f"(`forerun methods {name}`)"
             )
 
 
-def check_options(kind: str, spec: str, *, here: bool = True) -> None:
-    """Refuses what a method can refuse before it is made: its class may have `check_options`.
+def check_options(kind: str, spec: str, *, is_local: bool = True) -> None:
+    """Calls the `check_options` of a method's class, if there is one, before the method is made.
 
-    Unless it is made `here`, options that name files are left out.
+    is_local: the method runs in this process; otherwise options with paths are not checked.
     """
     cls, given = resolve(kind, spec)
     check_needed(kind, parse(spec)[0], given, options(cls))
     check = getattr(cls, "check_options", None)
     if check is not None:
-        paths = set() if here else named(cls).keys()
+        paths = set() if is_local else reference_options(cls).keys()
         check(**{option: value for option, value in given.items() if option not in paths})
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:
     """Splits "name:key=value,key=value" into the name and the texts of its options.
 
-    Raises ConfigError for a piece without a value and for a key that comes twice.
+    Raises ConfigError for a missing value or a repeated key.
     """
     name, _, rest = spec.strip().partition(":")
     given: dict[str, str] = {}
@@ -283,27 +283,28 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip().replace("-", "_"), given
 
 
-WORDS = {"true": True, "false": False}
+BOOLEANS = {"true": True, "false": False}
 
 
 def _typed(text: str, parameter: inspect.Parameter) -> Any:
-    """The value of a text. Raises ValueError for another type, and numbers beyond LARGEST."""
+    """The value of a text. Raises ValueError for a wrong type or a number beyond MAX_NUMBER."""
     value = _value(text, parameter)
     for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, int | float) and not abs(number) <= LARGEST:  # nan is in no range
+        if isinstance(number, int | float) and not abs(number) <= MAX_NUMBER:  # also true of nan
             raise ValueError(
-                f"option {parameter.name} takes numbers from -{LARGEST} to {LARGEST}, got {text!r}"
+                f"option {parameter.name} takes numbers from -{MAX_NUMBER} to {MAX_NUMBER}, "
+                f"got {text!r}"
             )
     return value
 
 
 def _value(text: str, parameter: inspect.Parameter) -> Any:
-    """The text as one of the types that the parameter is annotated with; a tuple is a+b+c."""
+    """The text as one of the parameter's annotated types; a tuple is written a+b+c."""
     kinds = type_names(parameter)
     if "None" in kinds and text.lower() == "none":
         return None
-    if "bool" in kinds and text.lower() in WORDS:
-        return WORDS[text.lower()]
+    if "bool" in kinds and text.lower() in BOOLEANS:
+        return BOOLEANS[text.lower()]
     for kind, convert in (("int", int), ("float", float)):
         if kind in kinds:
             with suppress(ValueError):
@@ -315,25 +316,25 @@ def _value(text: str, parameter: inspect.Parameter) -> Any:
     plain = {"bool", "int", "float", "None", inner}
     if not plain.issuperset(kinds):
         return text
-    raise ValueError(f"option {parameter.name} takes {_in_words(kinds)}, got {text!r}")
+    raise ValueError(f"option {parameter.name} takes {_describe_types(kinds)}, got {text!r}")
 
 
 def type_names(parameter: inspect.Parameter) -> list[str]:
     """The types of an annotation as written, "int | None" as ["int", "None"]."""
     given = parameter.annotation
-    text = given.__name__ if isinstance(given, type) else str(given)  # written as text by us
+    text = given.__name__ if isinstance(given, type) else str(given)
     return [kind.strip() for kind in text.split("|")]
 
 
 def piece_type(kind: str) -> type:
-    """What the pieces of a tuple are."""
+    """The type of a tuple's elements."""
     if "int" in kind or "TokenId" in kind:
         return int
     return float if "float" in kind else str
 
 
-def _in_words(kinds: list[str]) -> str:
-    """What may be written for a parameter of these types."""
+def _describe_types(kinds: list[str]) -> str:
+    """What users may write for a parameter of these types."""
     words = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
     found = [text for kind, text in words.items() if kind in kinds]
     if inner := next((kind for kind in kinds if kind.startswith("tuple")), None):

@@ -11,7 +11,7 @@ from served import command
 @pytest.mark.parametrize("rule", ["typical", "judge", "reflective:weight=0.1"])
 def test_it_is_refused_by_default(rule: str) -> None:
     with (
-        pytest.raises(AssertionError, match="is lossy: texts would not follow the model's law"),
+        pytest.raises(AssertionError, match="is lossy: it changes the model's distribution"),
         command("--verifier", rule),
     ):
         pass

@@ -17,7 +17,7 @@ import pytest
 
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
-from forerun.cli.serve import REASONER
+from forerun.cli.serve import REASONER_TEMPLATE
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
@@ -364,7 +364,7 @@ def test_system_messages_that_a_template_leaves_out_are_told_once(
     service = Service(tiny_model, Settings())
     shown = ask()
     assert not caplog.records, "this template shows all"
-    tiny_model.tokenizer.inner.chat_template = REASONER
+    tiny_model.tokenizer.inner.chat_template = REASONER_TEMPLATE
     assert ask() == ask() != shown
     (record,) = caplog.records
     assert (
@@ -385,7 +385,7 @@ def test_system_messages_that_a_template_leaves_out_are_told_once(
 def test_what_a_template_leaves_out_is_told_to_who_sent_it(
     tiny_model: Any, roles: tuple[str, ...], said: str
 ) -> None:
-    tiny_model.tokenizer.inner.chat_template = REASONER
+    tiny_model.tokenizer.inner.chat_template = REASONER_TEMPLATE
     body = json.dumps({"messages": [{"role": role, "content": "36"} for role in roles]}).encode()
     with pytest.raises(ApiError, match=re.escape(said)) as caught:
         Service(tiny_model, Settings()).intake.chat(parse(ChatRequest, body), "")

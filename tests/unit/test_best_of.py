@@ -12,7 +12,7 @@ import forerun
 from forerun.api import Model
 from forerun.errors import ConfigError, UnknownName
 from forerun.runner import kv_cache as cache_module
-from forerun.search._answers import is_decided, last_answer, pattern, weigh
+from forerun.search._answers import count_votes, is_decided, last_answer, pattern
 from forerun.search.best_of import NoSampleLeft, best_of
 
 FEW = {"max_new_tokens": 12, "temperature": 0.8, "seed": 3}
@@ -155,7 +155,7 @@ def test_a_failing_scorer_loses_that_sample_only(model: Model) -> None:
 
 
 def test_all_samples_lost_is_an_error_that_carries_them(model: Model) -> None:
-    with pytest.raises(NoSampleLeft, match="lost all 3 samples.*nan") as caught:
+    with pytest.raises(NoSampleLeft, match="failed on all 3 samples.*nan") as caught:
         best_of(model, PROMPT, n=3, scorer=lambda prompt, text: math.nan, **FEW)
     assert len(caught.value.samples) == 3
 
@@ -248,7 +248,7 @@ def test_last_answer(text: str, answer: str | None) -> None:
 def test_patterns_take_the_last_match() -> None:
     assert pattern(r"= (\d+)")("a = 3, b = 04") == "4"
     assert pattern(r"\d+")("no") is None
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         pattern("(")
 
 
@@ -256,4 +256,4 @@ def test_a_vote_is_decided_when_nothing_can_change_it() -> None:
     assert is_decided(["a", "a", None], 1)
     assert not is_decided(["a", "a", "b"], 1)  # a tie would still need the order
     assert not is_decided([None], 0)
-    assert list(weigh(["b", "a", "a", None], [2, 1, 1.5, 9])) == ["a", "b"]
+    assert list(count_votes(["b", "a", "a", None], [2, 1, 1.5, 9])) == ["a", "b"]

@@ -150,12 +150,12 @@ def test_what_comes_next_is_made_ready_in_small_parts() -> None:
     for length in range(101, 600):
         junk = torch.full((2 * before,), torch.nan)  # what is handed out has held anything
         del junk
-        held = c._soon.nbytes if c._soon else 0
+        held = c._next.nbytes if c._next else 0
         size = c.size
         fill(c, slot, list(range(length)))
         c.prepare(length)
         if c.size == size:
-            taken.append((c._soon.nbytes if c._soon else 0) - held)
+            taken.append((c._next.nbytes if c._next else 0) - held)
         else:
             assert held == c.data.nbytes, "all was ready when it was needed"
         assert cells(c, slot, length) == list(range(length))

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import forerun
-from forerun.cli.chat import COMMANDS, HELP, Chat, Terminal, lasting
+from forerun.cli.chat import COMMANDS, HELP, Chat, Terminal, with_memory
 from forerun.cli.main import main
 from forerun.core.sampling import Sampling
 from forerun.engine.token_sources import OWN
@@ -103,7 +103,7 @@ def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_p
         "never read",
         monkeypatch=monkeypatch,
     )
-    assert "nothing was answered yet" in out
+    assert "there is no answer yet" in out
     assert out.count("tau") >= 2
     assert chat.drafter == "none" and chat.sampling.temperature == 0.5
     terminal(chat, "/drafter auto", monkeypatch=monkeypatch)
@@ -111,9 +111,9 @@ def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "expected a number, got 'warm'" in out
     assert "did you mean 'stand'" in out
     assert file.read_text().startswith("user: the cat sat\n\nassistant:")
-    assert out.count("/x cannot be written (No such file or directory); name another file") == 1
+    assert out.count("/x: No such file or directory; give another file") == 1
     for there in (file, "/dev/full"):
-        assert f"{there} is there already, and stays as it is; name another file" in out
+        assert f"{there} exists; give another file" in out
     assert "never read" not in out
     assert chat.turns == []
 
@@ -149,7 +149,7 @@ def test_words_that_say_what_is_missing_or_unknown(
     assert "/save needs the name of a file" in said
     assert "there is no command /nonsense; /help lists them" in said
     assert "takes a whole number, got 'x'" in said and chat.drafter == "prompt_lookup"
-    assert said.endswith("nothing was said yet\n")
+    assert said.endswith("the conversation is empty\n")
 
 
 def test_a_system_message_is_shown_changed_and_dropped(
@@ -167,8 +167,8 @@ def test_a_system_message_is_shown_changed_and_dropped(
 
 
 def test_a_drafter_remembers_the_whole_chat_unless_it_says_otherwise() -> None:
-    assert lasting("stand:context=3") == "stand:context=3,scope=tenant"
-    assert lasting("stand:scope=group") == "stand:scope=group" and lasting("none") == "none"
+    assert with_memory("stand:context=3") == "stand:context=3,scope=tenant"
+    assert with_memory("stand:scope=group") == "stand:scope=group" and with_memory("none") == "none"
 
 
 def test_a_system_message_that_would_not_be_shown_is_refused(
@@ -178,11 +178,13 @@ def test_a_system_message_that_would_not_be_shown_is_refused(
     turns = [("user", "one"), ("assistant", "two")]
     reasoner.turns = list(turns)
     said = terminal(reasoner, "/system Be kind.", monkeypatch=monkeypatch)
-    assert "error: reasoner has no place for a system message" in said
+    assert "error: the prompt of reasoner has no place for a system message" in said
     assert not reasoner.system and reasoner.turns == turns
     assert terminal(reasoner, "/system -", monkeypatch=monkeypatch) and not reasoner.turns
     assert main(["chat", "--system", "Be kind."]) == 2
-    assert capsys.readouterr().err.startswith("error: reasoner has no place for a system message")
+    assert capsys.readouterr().err.startswith(
+        "error: the prompt of reasoner has no place for a system message"
+    )
 
 
 def test_every_command_is_known_and_a_misspelt_one_is_guessed(

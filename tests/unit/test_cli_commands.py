@@ -218,7 +218,7 @@ def test_a_full_disk_keeps_what_the_demo_measured(
 
 def test_no_share_of_the_read_limit_is_more_than_all() -> None:
     """A product that reads faster than reading did is the limit."""
-    found = doctor.told(40.0, {16: 30.0, 1: 50.0})
+    found = doctor.speed_lines(40.0, {16: 30.0, 1: 50.0})
     assert found["memory reads at"].startswith("50.0 GB/s")
     assert found["weights, 16 rows"] == "30.0 GB/s, 60% of that"
     assert found["weights, 1 row"] == "50.0 GB/s, 100% of that"
@@ -227,8 +227,8 @@ def test_no_share_of_the_read_limit_is_more_than_all() -> None:
 def test_memory_is_no_limit_to_what_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, said in ((32 << 20, ", but with models that fit into its cache of 32 MiB"), (0, "")):
         monkeypatch.setattr(machine, "cache_bytes", lambda size=size: size)
-        told = doctor.told(40.0, {1: 30.0})["memory reads at"]
-        assert told == "40.0 GB/s; plain decoding on a CPU can be no faster" + said
+        found = doctor.speed_lines(40.0, {1: 30.0})["memory reads at"]
+        assert found == "40.0 GB/s; plain decoding on a CPU can be no faster" + said
 
 
 def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 0 and found["number types"]["fp32"].startswith("works")
     assert {"versions", "processor", "gpu", "kernels", "embedded model"} <= found.keys()
     assert {"weights, 1 row", "weights, 8 rows", "weights, 16 rows"} <= found["speed"].keys()
-    assert "how fast memory" in err  # nobody wonders what takes so long
+    assert "read bandwidth of memory" in err  # nobody wonders what takes so long
 
     def refuse(threads: int) -> float:
         raise CapacityError("no room")

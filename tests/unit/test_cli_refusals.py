@@ -30,7 +30,7 @@ from forerun.errors import CapacityError
         (["generate", *CAT, "-d", "stnd"], "'stand'"),
         (["serve", "--context", "1"], "--context must be at least 2 tokens, got 1"),
         (["serve", "--verifier", "typical"], "verifier 'typical' is lossy"),
-        (["serve", "--method", "stand=prompt_lookup"], "--method must not take another one's name"),
+        (["serve", "--method", "stand=prompt_lookup"], "--method must not use the name of another"),
         (["serve", "--method", "=stand"], "--method must be named by letters"),
         (["serve", "--method", "a=none", "--method", "a=stand"], "'a' is given twice, as none and"),
         (["serve", "--max-nodes", "1025"], "--max-nodes must be in 0..1024, got 1025"),
@@ -53,7 +53,7 @@ from forerun.errors import CapacityError
         (["generate", *CAT, "--controller", "fixed:nodes=1,nodes=2"], "given twice, as 1 and as 2"),
         (["generate", *CAT, "--logit-bias", "5=1", "--logit-bias", "5=2"], "token 5 twice"),
         (["generate", "-p", ""], "--prompt is empty"),
-        (["generate", "-p", "-", "-f", "-"], "can be read once"),
+        (["generate", "-p", "-", "-f", "-"], "can be read only once"),
         (["verify", "--law-prompts", "-1"], "--law-prompts must be at least 0"),
         (["generate", *CAT, "-d", "stand:context"], "context=VALUE"),
         (["generate", *CAT, "-d", "stand:entries=many"], "takes a whole number"),
@@ -210,8 +210,8 @@ def test_bad_prompt_files(refuses: Callable[..., str], tiny: Path, tmp_path: Pat
 def test_files_that_never_end_are_not_read_on(
     refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forerun.cli.prompts.MOST_BYTES", 1 << 20)
-    said = "holds more than 1 MiB, or never ends; divide it into several files"
+    monkeypatch.setattr("forerun.cli.prompts.MAX_PROMPT_BYTES", 1 << 20)
+    said = "has more than 1 MiB; split it into several files"
     assert f"/dev/zero {said}" in refuses("generate", "-f", "/dev/zero")
     with open("/dev/zero") as endless:
         monkeypatch.setattr(sys, "stdin", endless)
@@ -363,7 +363,7 @@ def test_a_variable_without_a_key_is_refused(
     refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("FORERUN_API_KEYS", value)
-    assert "holds no key" in refuses("serve", "--port", "0")
+    assert "has no key" in refuses("serve", "--port", "0")
 
 
 def test_a_key_of_two_tenants_is_refused(refuses: Callable[..., str], tmp_path: Path) -> None:

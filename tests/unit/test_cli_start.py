@@ -15,7 +15,7 @@ import pytest
 from command import python
 
 import forerun
-from forerun.cli.options import UNBEGUN
+from forerun.cli.options import EARLY_INTERRUPT
 from forerun.utils import jit_cache
 
 INTERRUPTING = """
@@ -69,7 +69,7 @@ def test_ctrl_c_while_a_model_loads_ends_at_once(tmp_path: Path, module: str) ->
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
     done = run(*COMMANDS["generate"], first=str(tmp_path), INTERRUPT_AT=module)
     said = [line for line in done.stderr.splitlines() if not line.startswith("#")]
-    assert (done.returncode, done.stdout, said[-1]) == (130, "", UNBEGUN)
+    assert (done.returncode, done.stdout, said[-1]) == (130, "", EARLY_INTERRUPT)
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ LOADS = """
 import sys
 from forerun.cli import options
 from forerun.cli.main import main
-options.PATIENCE = 0.0
+options.SLOW_SECONDS = 0.0
 sys.exit(main(["generate", "-m", sys.argv[1], "-p", "the cat", "--max-new-tokens", "1"]))
 """
 

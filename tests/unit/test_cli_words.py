@@ -77,7 +77,7 @@ def test_a_search_over_more_than_it_can_hold_is_refused(call: Call) -> None:
     status, _, err = call("search", *CAT, "-n", 99_999_999)
     assert (
         status == 2
-        and "n must be a whole number from 1 to 65536, got 99999999: a search holds all" in err
+        and "n must be a whole number from 1 to 65536, got 99999999: a search keeps all" in err
     )
 
 
@@ -88,7 +88,7 @@ def stop(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("generate", "before the first of 3 samples was finished; there is nothing to keep"),
+        ("generate", "before the first of 3 samples was finished; nothing is kept"),
         ("search", "0 of 1 prompt finished"),
     ],
 )

@@ -155,7 +155,7 @@ def test_defaults_are_shown_as_users_write_them(default: object, text: str | Non
 
 def test_shown_defaults_are_read_back_by_the_registry() -> None:
     cls = registry.get("drafter", "aded")
-    options = registry.written(cls)
+    options = registry.text_options(cls)
     spec = ",".join(f"{name}={check_parts.shown(p.default)}" for name, p in options.items())
     _, given = registry.resolve("drafter", f"aded:{spec}")
     assert given == {n: p.default for n, p in options.items()}

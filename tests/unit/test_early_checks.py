@@ -29,8 +29,8 @@ def test_options_that_are_no_plain_values_say_what_they_name(kind: str) -> None:
         cls = registry.get(kind, name)
         for option, parameter in registry.options(cls).items():
             words = {*re.findall(r"\w+", str(parameter.annotation))}
-            if option not in registry.OFFERED and not words <= PLAIN:
-                assert option in registry.named(cls), f"{kind} {name}, option {option}"
+            if option not in registry.MODEL_OPTIONS and not words <= PLAIN:
+                assert option in registry.reference_options(cls), f"{kind} {name}, option {option}"
 
 
 class Foreign(PromptLookup):
@@ -100,13 +100,13 @@ def test_what_takes_long_to_make_is_not_made(foreign: None, tiny_folder: Path) -
 
 def test_paths_of_another_machine_are_not_looked_for(foreign: None) -> None:
     for spec in ("places=b.txt", "little=./nowhere", "notes=c.txt", "others=foreign:notes=c.txt"):
-        options.check_parts(here=False, drafter=f"foreign:{spec}")
+        options.check_parts(is_local=False, drafter=f"foreign:{spec}")
     for spec in ("others=stnd", "shape=gumbl", "counts=1", "little=./nowhere,others=stnd"):
         with pytest.raises(UnknownName):
-            options.check_parts(here=False, drafter=f"foreign:{spec}")
-    options.check_model("./nowhere", here=False)
+            options.check_parts(is_local=False, drafter=f"foreign:{spec}")
+    options.check_model("./nowhere", is_local=False)
     with pytest.raises(UnknownName, match="fp8"):
-        options.check_model("./nowhere", "fp8", here=False)
+        options.check_model("./nowhere", "fp8", is_local=False)
 
 
 @pytest.fixture
@@ -152,5 +152,5 @@ def test_of_a_model_on_the_hub_the_weights_come_last(hub: list[list[str]]) -> No
     assert len(hub) == 2 and "*.safetensors" not in hub[1]
     paths.model_folder("owner/name")
     assert len(hub) == 3 and "*.safetensors" in hub[2]
-    options.check_model("other/name", here=False)
+    options.check_model("other/name", is_local=False)
     assert len(hub) == 3

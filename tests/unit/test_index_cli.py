@@ -56,7 +56,7 @@ def test_what_a_build_left_out_is_said_once(call: Call, tmp_path: Path) -> None:
     words = ("build", tmp_path / "ix", lines, "--tokenizer", "bytes", "--workers", 1)
     status, out, err = call(*words, "--on-error", "skip")
     assert status == 0 and (out + err).count("unreadable record") == 1
-    assert "left out 1 unreadable record:" in err and "c.jsonl:2: not JSON" in err
+    assert "skipped 1 unreadable record:" in err and "c.jsonl:2: not JSON" in err
     assert call("info", tmp_path / "ix")[1].count("unreadable record") == 1
 
 

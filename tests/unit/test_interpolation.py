@@ -124,7 +124,7 @@ def test_a_forest_weighs_in_a_shaper(tmp_path: Path) -> None:
 
 def test_shapers_refuse_what_cannot_work(tmp_path: Path) -> None:
     index = Index.of([[0, 1, 7]])
-    with pytest.raises(ConfigError, match="holds token id 7, but the ids of this model end at 3"):
+    with pytest.raises(ConfigError, match="has token id 7, but the ids of this model end at 3"):
         InfiniMix(index).logits((1,), np.zeros(4))
     with pytest.raises(ConfigError, match="at least 1"):
         InfiniMix(index, context=0)

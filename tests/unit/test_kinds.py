@@ -274,10 +274,10 @@ def test_other_fields_of_sampling_are_set_by_name(call: Call, tiny_folder: Path)
                 record.pop(name)
         assert found[0] == found[1], field
     for given, said in (
-        (["min_p"], "--set takes NAME=VALUE, as min_p=0.05, got 'min_p'"),
+        (["min_p"], "--set takes NAME=VALUE, e.g. min_p=0.05, got 'min_p'"),
         (["minp=0.1"], "did you mean 'min_p'"),
         (["n=4"], "unknown field of --set: 'n'"),
-        (["min_p=0.1", "min-p=0.2"], "names min_p twice"),
+        (["min_p=0.1", "min-p=0.2"], "gives min_p twice"),
         (["min_p=many"], "min_p"),
     ):
         status, _, err = call(*words, *[f"--set={one}" for one in given])
@@ -312,7 +312,7 @@ def test_help_of_searches_comes_from_the_classes(call: Call) -> None:
     for name in registry.names("search"):
         assert registry.summary("search", name)[:30] in " ".join(shown.split())
     shown = " ".join(call("search", "best_of", "--help")[1].replace("│", " ").split())
-    assert "So many run one by one before the rest." in shown and "--width" not in shown
+    assert "Samples to run one by one before the rest." in shown and "--width" not in shown
     assert "[default: 16]" in shown
     status, _, err = call("search", "bets_of", "-p", "x")
     assert status == 2 and "unknown search method 'bets_of'; did you mean 'best_of'" in err

@@ -30,4 +30,4 @@ def test_verify_refuses_it_before_a_model_is_loaded(rule: str, capsys) -> None:
 @pytest.mark.parametrize("rule", ["typical", "reflective"])
 def test_a_server_refuses_it_and_does_not_start(rule: str, capsys) -> None:
     assert main(["serve", "--verifier", rule, "--port", "0"]) == 2
-    assert "is lossy: texts would not follow the model's law" in capsys.readouterr().err
+    assert "is lossy: it changes the model's distribution" in capsys.readouterr().err

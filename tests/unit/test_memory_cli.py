@@ -16,7 +16,7 @@ import pytest
 from command import Call, interrupted, records
 
 import forerun
-from forerun.cli.memory import kept
+from forerun.cli.memory import memory_saved
 from forerun.core.records import Cost
 from forerun.core.roles import Target
 from forerun.engine.stats import Stats
@@ -83,9 +83,11 @@ def test_a_memory_that_nothing_was_drafted_from_is_told(
     """`auto` reads it only while STAND is the fastest of its parts."""
     model = forerun.load(str(tiny_folder))
     for is_there in (False, True):
-        with kept(model, path, drafter, "", is_quiet=False, stats=Stats(drafted_by=Counter(by))):
+        with memory_saved(
+            model, path, drafter, "", is_quiet=False, stats=Stats(drafted_by=Counter(by))
+        ):
             model.generate(["the cat"], max_new_tokens=4, drafter=drafter)
-        told = "--drafter stand reads it always" in capsys.readouterr().err
+        told = "--drafter stand always uses it" in capsys.readouterr().err
         assert told == (is_told and is_there)
 
 
@@ -283,13 +285,13 @@ def test_a_cap_that_is_too_small_names_one_that_is_not(
     [
         (("info", "absent"), "there is no file absent"),
         (("info", "{notes}"), "not written by forerun"),
-        (("merge", "{a}", "--out", "{notes}"), "is none of the files to merge"),
+        (("merge", "{a}", "--out", "{notes}"), "is not one of the inputs"),
         (("merge", "{a}", "{notes}", "--out", "{new}"), "not written by forerun"),
         (("cap", "{a}", "--mb", "0"), "--mb must be above 0 and at most 1073741824, got 0"),
         (("cap", "{a}", "--mb", "0.001"), "a cap of at least 1920 bytes (0.0018 MiB)"),
         (("merge", "{a}", "--mb", "0.001", "--out", "{new}"), "at least 1920 bytes"),
-        (("cap", "{a}", "{a}", "--mb", "1", "--out", "{new}"), "--out takes one file"),
-        (("cap", "{a}", "--mb", "1", "--out", "{notes}"), "a name that is free"),
+        (("cap", "{a}", "{a}", "--mb", "1", "--out", "{new}"), "--out needs one input"),
+        (("cap", "{a}", "--mb", "1", "--out", "{notes}"), "and a new file"),
     ],
 )
 def test_refusals(call: Call, generate: Call, tmp_path: Path, words: Any, said: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from forerun.runner.native import threads
-from forerun.runner.native.threads import Crew
+from forerun.runner.native.threads import ThreadCount
 
 Machine = Callable[[int, float], tuple[float, float]]  # threads, clock -> seconds, halts in a pass
 
@@ -16,7 +16,7 @@ Machine = Callable[[int, float], tuple[float, float]]  # threads, clock -> secon
 def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[int, float]]:
     """Runs passes until a time; gives the seconds that passes of each size have had."""
     halted, clock = [0.0], [0.0]
-    held = Crew(lambda: clock[0])
+    held = ThreadCount(lambda: clock[0])
     monkeypatch.setattr(threads, "_switches", lambda: halted[0])
 
     def run(
@@ -108,7 +108,7 @@ def test_where_the_system_counts_no_switches(monkeypatch: pytest.MonkeyPatch) ->
     """As on Windows: slowness alone tells."""
     monkeypatch.setattr(threads, "getrusage", None)
     clock = [0.0]
-    held, fewest = Crew(lambda: clock[0]), 2
+    held, fewest = ThreadCount(lambda: clock[0]), 2
     for number in range(4000):
         size = held.size(2)
         clock[0] += 0.001 if size == 1 else 0.0006 if number < 1000 else 0.004

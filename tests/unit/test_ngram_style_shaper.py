@@ -106,7 +106,7 @@ def test_only_the_most_frequent_entries_count() -> None:
 
 
 def test_shifts_are_kept_for_a_bounded_number_of_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.constraints.ngram_style.CACHED", 3)
+    monkeypatch.setattr("forerun.constraints.ngram_style.MAX_CACHED_CONTEXTS", 3)
     shaper = NgramStyle(MODEL)
     for a in range(V):
         shaper.shift((a, 0))
@@ -126,7 +126,7 @@ def test_other_options_are_refused() -> None:
         NgramStyle(MODEL, smoothing=0)
     with pytest.raises(ConfigError, match="counts n-grams up to 3, but there are 4 weights"):
         NgramStyle(MODEL, weights=(0.1, 0.2, 0.3, 0.4))
-    with pytest.raises(ConfigError, match="holds token 3, but the ids of this model end at 2"):
+    with pytest.raises(ConfigError, match="has token 3, but the ids of this model end at 2"):
         NgramStyle(MODEL).logits((0, 1), np.zeros(3))
 
 

@@ -16,7 +16,7 @@ from forerun.drafters.suffix import Suffix
 from forerun.drafters.token_recycling import TokenRecycling
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits.pool import MAX_BUDGET_MB, in_bytes
-from forerun.registry import LARGEST
+from forerun.registry import MAX_NUMBER
 
 
 def numbers(*types: str) -> Iterator[tuple[str, str, str]]:
@@ -24,7 +24,7 @@ def numbers(*types: str) -> Iterator[tuple[str, str, str]]:
     kinds = [kind for kind, found in registry.KINDS.items() if find_spec(found.role.split(":")[0])]
     for kind in kinds:
         for name in registry.names(kind):
-            for option, parameter in registry.written(registry.get(kind, name)).items():
+            for option, parameter in registry.text_options(registry.get(kind, name)).items():
                 if re.search(rf"\b({'|'.join(types)})\b", str(parameter.annotation)):
                     yield kind, name, option
 
@@ -34,7 +34,7 @@ def test_no_method_takes_what_is_no_finite_number() -> None:
     assert len(found) > 20 and ("drafter", "suffix", "factor") in found
     for kind, name, option in found:
         for text in ("nan", "inf", "-inf", "1e308", "-1e308", "1e999"):
-            said = f"option {option} takes numbers from -{LARGEST} to {LARGEST}, got '{text}'"
+            said = f"option {option} takes numbers from -{MAX_NUMBER} to {MAX_NUMBER}, got '{text}'"
             with pytest.raises(ConfigError, match=re.escape(said)):
                 registry.resolve(kind, f"{name}:{option}={text}")
 
@@ -43,10 +43,10 @@ def test_no_method_takes_numbers_that_kernels_cannot_count_to() -> None:
     found = [*numbers("int", "TokenId")]
     assert len(found) > 50 and ("drafter", "rest", "ids") in found
     for kind, name, option in found:
-        for number in (10**30, LARGEST + 1, -LARGEST - 1):
+        for number in (10**30, MAX_NUMBER + 1, -MAX_NUMBER - 1):
             with pytest.raises(ConfigError, match=f"option {option} takes numbers from"):
                 registry.resolve(kind, f"{name}:{option}={number}")
-        assert registry.resolve(kind, f"{name}:{option}={LARGEST}")[1]
+        assert registry.resolve(kind, f"{name}:{option}={MAX_NUMBER}")[1]
 
 
 def test_one_of_several_numbers_is_enough() -> None:

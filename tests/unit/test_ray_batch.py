@@ -217,7 +217,7 @@ def test_ctrl_c_keeps_what_was_finished(
         patch.setattr(ActorPool, "results", stopped)
         status, _, err = call(*words)
     assert status == 130 and not out.exists()
-    assert "the same command goes on from there" in err
+    assert "the same command resumes the run" in err
     kept = partial_of(out).read_text().splitlines()[1:]
     assert 1 <= len(kept) <= 3
     status, _, err = call(*words)
@@ -250,7 +250,7 @@ def test_ctrl_c_at_a_terminal_ends_the_command_and_its_cluster(tmp_path: Path) -
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    assert "interrupted:" in said and "the same command goes on from there" in said
+    assert "interrupted:" in said and "the same command resumes the run" in said
     assert "Traceback" not in said
     done = [json.loads(line) for line in kept.read_text().splitlines()][1:]
     assert 3 <= len(done) < 60 and all(len(one["samples"]) == 4 for one in done)

@@ -43,7 +43,7 @@ def test_pieces_in_any_order_are_the_samples_of_one_run(tiny_folder: Path, draft
     assert tokens([one for part in found for one in part]) == local(tiny_folder, drafter=drafter)
 
 
-@pytest.mark.parametrize("drafter", [registry.DRAFTER, "stand:scope=tenant", "suffix"])
+@pytest.mark.parametrize("drafter", [registry.DEFAULT_DRAFTER, "stand:scope=tenant", "suffix"])
 def test_pieces_of_an_actor_teach_each_other_nothing(tiny_folder: Path, drafter: str) -> None:
     made, whole = worker(tiny_folder, drafter=drafter), asked(replace(SAMPLING, max_new_tokens=40))
     first = made.work(whole[3:])

@@ -59,7 +59,7 @@ def test_a_far_miss_lists_what_is_known():
         ("drafter", "nothing_yet", "lists A system as missing (`forerun methods paper`)"),
         ("drafter", "NOTHING_YET", "drafters that work: "),
         ("controller", "guess", "lists A system as missing"),
-        ("drafter", "paper", "'paper' is no drafter, but a system that the catalog lists as"),
+        ("drafter", "paper", "'paper' is not a drafter; the catalog lists this system as"),
         ("verifier", "whole", "use --drafter stand --verifier recursive"),
         ("grower", "whole", "use --drafter stand --verifier recursive"),
     ],
@@ -116,9 +116,9 @@ def test_a_tokenizer_is_no_option_of_users():
     with pytest.raises(UnknownName, match="unknown option .*'tokenizer'; known: ") as caught:
         registry.resolve("drafter", "auto:tokenizer=x")
     assert "'tokenizer'" not in str(caught.value).partition(";")[2]
-    assert registry.leaves_open("drafter", "stand:context=4", "scope")
-    assert not registry.leaves_open("drafter", "stand:scope=tenant", "scope")
-    assert not registry.leaves_open("drafter", "auto", "tokenizer")
+    assert registry.is_option_unset("drafter", "stand:context=4", "scope")
+    assert not registry.is_option_unset("drafter", "stand:scope=tenant", "scope")
+    assert not registry.is_option_unset("drafter", "auto", "tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_third_party_entry_points_join(monkeypatch):
     def foreign(group):
         return {"elsewhere": FakeEntry()} if group == "forerun.growers" else {}
 
-    monkeypatch.setattr(registry, "_foreign", foreign)
+    monkeypatch.setattr(registry, "_entry_points", foreign)
     assert "elsewhere" in registry.names("grower")
     assert "elsewhere" not in registry.names("drafter")
     assert registry.make("grower", "elsewhere:width=4").width == 4

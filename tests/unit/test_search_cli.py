@@ -67,7 +67,7 @@ def test_tokens_of_abandoned_branches_are_told(search: Any) -> None:
 
 def test_text_for_people(search: Any) -> None:
     status, out, err = search("-n", 2, "--scorer", "builtins:len", "--select", "score")
-    assert status == 2 and "lost all 2 samples" in err  # len takes one argument
+    assert status == 2 and "failed on all 2 samples" in err  # len takes one argument
     status, out, err = search("-n", 2, "--select", "likelihood")
     assert status == 0 and out.strip()
     assert "answer" in err and "tau" in err and err.startswith("# forerun search")
@@ -110,7 +110,7 @@ def test_out_keeps_a_line_per_prompt(search: Any, tmp_path: Path) -> None:
         (["--scorer", "aritmetic"], "did you mean 'arithmetic'"),
         (["--scorer", "nowhere:score"], "MODULE:FUNCTION"),
         (["--scorer", "reward:nowhere/at/all"], "no model folder"),
-        (["--answer", "("], "no regular expression"),
+        (["--answer", "("], "not a regular expression"),
         (["--select", "best"], "unknown selection"),
         (["--method", "dvts", "--scorer", "likelihood", "-n", "5"], "multiple of width"),
     ],
@@ -269,17 +269,17 @@ def test_fit_tree_replaces_templates_and_nothing_else(fit: Any, tmp_path: Path) 
     mine = prompts(tmp_path, 4)
     text = mine.read_text()
     status, _, err = fit("--prompts", mine, "--out", mine)
-    assert status == 2 and "is there and is no template" in err and mine.read_text() == text
+    assert status == 2 and "exists and is not a template" in err and mine.read_text() == text
 
 
 def test_a_folder_that_is_called_like_the_embedded_model_is_not_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`forerun train reasoner` makes such a folder; the template of the embedded one is cached."""
-    from forerun.cli.fit_tree import _place
+    from forerun.cli.fit_tree import _default_path
 
     (tmp_path / "reasoner").mkdir()
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert _place("mine") == Path("mine/forerun-template.json")
-    assert tmp_path not in _place("reasoner").resolve().parents
+    assert _default_path("mine") == Path("mine/forerun-template.json")
+    assert tmp_path not in _default_path("reasoner").resolve().parents

@@ -96,7 +96,7 @@ def test_the_same_run_again_is_the_same_bit_for_bit(
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_seeded_call_leaves_no_trace(model: Model, name: str) -> None:
-    drafter = model.drafter(SHARED[name].get("drafter", registry.DRAFTER))
+    drafter = model.drafter(SHARED[name].get("drafter", registry.DEFAULT_DRAFTER))
     before = drafter.memory_report(), held(drafter)
     samples(model, 4, **SHARED[name])
     assert (drafter.memory_report(), held(drafter)) == before

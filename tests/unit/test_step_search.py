@@ -161,7 +161,7 @@ def test_all_branches_lost_is_an_error_with_the_partial_tree(model: Model, metho
     def deep(prompt: str, text: str) -> float:
         return 1.0 if len(text) < 12 else math.inf
 
-    with pytest.raises(BranchesLost, match=r"lost all \d+ branches .*inf") as caught:
+    with pytest.raises(BranchesLost, match=r"failed on all \d+ branches .*inf") as caught:
         method(model, PROMPT, scorer=deep, n=4, width=2, **FEW)
     assert len(caught.value.tree) > 4
     assert caught.value.tree[-1].fate == "lost"
@@ -191,7 +191,7 @@ def test_scores_that_are_too_large_together_drop_the_branch(model: Model, method
     lost = [branch for branch in product.tree if branch.fate == "lost"]
     assert lost and all(math.prod(branch.parent.scores) == 1e300 for branch in lost)
     assert math.isfinite(product.chosen.score)
-    assert any("the product of its scores is no finite number" in n for n in product.notes)
+    assert any("the product of its scores is not finite" in n for n in product.notes)
     assert all(branch.fate != "lost" and math.isfinite(branch.score) for branch in mean.tree[1:])
 
 
@@ -203,7 +203,7 @@ def test_a_parser_that_raises_leaves_the_tree(model: Model, method: Any) -> None
 
 def test_negative_scores_cannot_weigh_votes(model: Model) -> None:
     found = dvts(model, PROMPT, scorer=lambda p, t: -len(t), n=4, width=2, **FEW)
-    assert "chosen by score" in found.notes[-1]
+    assert "selecting by score" in found.notes[-1]
     assert found.chosen.score == max(b.score for b in found.finished)
 
 
@@ -239,8 +239,8 @@ def test_kept_cells_give_way_where_memory_is_short(
         ({"n": 6, "width": 4}, "multiple of width.*try n=4"),
         ({"n": 0}, "n must be a whole number from 1 to 65536, got 0"),
         ({"step_tokens": 0}, "step_tokens must be at least 1"),
-        ({"step_end": ""}, "step_end must be a text"),
-        ({"step_end": ()}, "step_end must be a text"),
+        ({"step_end": ""}, "step_end must be one or more texts"),
+        ({"step_end": ()}, "step_end must be one or more texts"),
         ({"aggregate": "lst"}, "did you mean 'last'"),
         ({"select": "scor"}, "did you mean 'score'"),
         ({"scorer": 7}, "must be a callable"),

@@ -339,7 +339,7 @@ def test_rows_are_those_of_a_fresh_prefill(pair, drafter):
             before = len(seq.tokens) - len(step.emitted[i])
             for k, node in enumerate(step.visited(i)):
                 rows = step.laws[i].rows
-                seen.append((rows.speaker(node), seq.tokens[: before + k], rows.row(node)))
+                seen.append((rows.writer(node), seq.tokens[: before + k], rows.row(node)))
 
     texts(model, drafter, on_step=hear)
     assert {which for which, *_ in seen} == {SMALL, LARGE}

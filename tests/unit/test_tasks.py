@@ -319,5 +319,5 @@ def test_a_file_without_its_kind_is_told_both(tmp_path):
     with pytest.raises(UnknownName, match="unknown task"):
         get_task(str(file))
     file.write_text('{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match="q.jsonl is a file; write file:.*, spec_bench:"):
+    with pytest.raises(ConfigError, match="q.jsonl is a file; write file:.* or spec_bench:"):
         get_task(str(file))

@@ -1,4 +1,4 @@
-"""Records whose time another program disturbed: lost cores, slow memory, memory pressure.
+"""Finds records disturbed by another program: lost cores, slow memory, memory pressure.
 
 No rule looks at the method. Counts, rates and scores use all records; times use `undisturbed`.
 """
@@ -14,11 +14,11 @@ from forerun.bench.results import Record
 
 MAX_SLOWDOWN_OF_READS = 1.5  # quiet reading speed over that of a record
 MAX_EXTRA_LOSS = 0.1  # share of the cores lost, above that of quiet moments
-MAX_NEIGHBOUR_DISTANCE = 2  # records whose core loss stands in for one too short to measure
+MAX_NEIGHBOUR_DISTANCE = 2  # records that replace the loss of a short one
 
 
 def undisturbed(records: Sequence[Record]) -> list[Record]:
-    """Records whose time counts, in the same order.
+    """Records with valid times, in the same order.
 
     Records under memory pressure are dropped first, then those that lost cores, then those with
     slow memory. A rule that would leave less than half of what a method did of a task drops nothing

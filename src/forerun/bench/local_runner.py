@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forerun.tasks.base import Example
 
 KINDS = ("drafter", "controller", "verifier")
-DEFAULTS = {"controller": registry.CONTROLLER, "verifier": registry.VERIFIER}
+DEFAULTS = {"controller": registry.DEFAULT_CONTROLLER, "verifier": registry.DEFAULT_VERIFIER}
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
 
 
 def batch_option(method: str) -> str:
-    """The option "batch=16" of a local method whose passes several sequences share, else ""."""
+    """The option "batch=16" of a local method with a shared batch, otherwise ""."""
     found = re.search(r"\bbatch=(?!1\b)\w+", method)
     return found[0] if found else ""
 

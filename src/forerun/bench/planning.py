@@ -120,7 +120,7 @@ def choose(
     model: Model,
     on_prompt: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> ChosenExamples:
-    """The examples of a task whose prompts and answers fit into the context.
+    """The examples of a task with prompts and answers that fit into the context.
 
     From those that a suite picks, or else the first ones. on_prompt receives name, number of
     prompts read, and total. Raises DataError if none fits.

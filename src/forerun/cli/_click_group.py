@@ -1,4 +1,4 @@
-"""A group of commands that knows its own: for any other name it tells the nearest, or all."""
+"""A command group with errors that suggest the nearest command."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from forerun.errors import UnknownName
 
 
 class Commands(TyperGroup):
-    """A group that names the nearest of its commands for an unknown one."""
+    """A group that suggests the nearest command for an unknown one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Without a command people read the help, and scripts the status of a bad line."""
+        """Prints the help and exits with status 2 if there is no command."""
         if not args:
             with redirect_stdout(sys.stderr):  # rich prints help where it is made
                 typer.echo(ctx.get_help())

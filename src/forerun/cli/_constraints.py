@@ -1,4 +1,4 @@
-"""Constraints of a command: `--constraint`, and the older options of the first three of them."""
+"""Options for constraints: `--constraint`, and the older options that it replaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from forerun import registry
-from forerun.cli.options import check_files, check_part, is_here
+from forerun.cli.options import check_files, check_part, runs_locally
 from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,27 +28,27 @@ Window = Annotated[int | None, typer.Option("--within-window", hidden=True)]
 
 
 class Chosen(NamedTuple):
-    """A constraint that an older option chose: its name and its options."""
+    """Name and options of a constraint from an older option."""
 
     name: str
     options: dict[str, Any]
 
 
 def check(given: dict[str, Any]) -> None:
-    """Refuses what can be refused before a model is loaded. Raises ConfigError, DataError."""
-    here = is_here(given)
+    """Checks constraints before a model is loaded. Raises ConfigError, DataError."""
+    is_local = runs_locally(given)
     for name, options in _of_older(given):
         cls: Any = registry.get("constraint", name)
-        paths = {} if here else registry.named(cls)
-        if name == "ngram_style" and here:
+        paths = {} if is_local else registry.reference_options(cls)
+        if name == "ngram_style" and is_local:
             check_files("--style", options["style"], folders=False)
         cls.check_options(**{o: value for o, value in options.items() if o not in paths})
     for spec in given["constraint"]:
-        check_part("constraint", spec, here)
+        check_part("constraint", spec, is_local)
 
 
 def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
-    """The constraints in their order, the older options first. Raises ConfigError, DataError."""
+    """The constraints, those of older options first. Raises ConfigError, DataError."""
     older: list[Shaper] = [
         registry.get("constraint", name)(**options, tokenizer=model.tokenizer)
         for name, options in _of_older(given)
@@ -72,8 +72,8 @@ def _of_older(given: dict[str, Any]) -> Iterator[Chosen]:
 
 
 def _check_pairs(given: dict[str, Any]) -> None:
-    """Raises ConfigError for an option of a constraint that was not chosen."""
-    style = "style FILE, a text to lean to"
+    """Raises ConfigError for an option of a constraint that is not in use."""
+    style = "style FILE, a style text"
     needs = {"style_lambda": style, "style_form": style, "mix_weights": "mix, a corpus"}
     needs |= {"within_begin": "within, a corpus", "within_window": "within, a corpus"}
     for name, other in needs.items():
@@ -87,13 +87,13 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weights(text: str) -> tuple[float, ...] | str:
-    """SPARSE,OTHER as numbers, or the file of a forest. Raises DataError."""
+    """SPARSE,OTHER as numbers, or the path of a forest file. Raises DataError."""
     try:
         sparse, other = map(float, text.split(","))
     except ValueError:
         if Path(text).is_file():
             return text
         raise DataError(
-            f"--mix-weights must be SPARSE,OTHER as 0.5,0.1, or a forest's file, got {text!r}"
+            f"--mix-weights must be SPARSE,OTHER, e.g. 0.5,0.1, or a forest file, got {text!r}"
         ) from None
     return sparse, other

@@ -1,4 +1,4 @@
-"""Progress of a long command: bars on a terminal, otherwise a line now and then."""
+"""Progress of a long command: bars on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 
 class Display:
-    """Draws what a recipe reports: its method `draw` is a `training.progress.Watch`."""
+    """Displays the progress of a recipe; `draw` is a `training.progress.Watch`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Display:
             self.bars.stop()
 
     def draw(self, title: str, share: float, note: str) -> None:
-        """Moves the bar of that title, made on first use; or prints the line that is due."""
+        """Updates the bar of a title, or prints a line every `every` seconds."""
         if not self.is_terminal:
             self._print(title, share, note)
             return

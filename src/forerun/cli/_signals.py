@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command with one line and the exit status of shells."""
+"""Signal handling: Ctrl-C, SIGTERM and SIGHUP end a command with one line and status 128 + n."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from forerun.cli import _stdio as streams
 
 STOPPING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
-_came: list[int] = []  # signals since the command began
+_received: list[int] = []  # signals since the command began
 
 
 def interrupted() -> int:
-    """The exit status of an interrupted command: 128 and the signal's number."""
-    return 128 + (_came[0] if _came else signal.SIGINT)
+    """The exit status of an interrupted command: 128 + the signal's number."""
+    return 128 + (_received[0] if _received else signal.SIGINT)
 
 
 @contextmanager
 def as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does; one that is ignored stays so."""
-    _came.clear()
+    """SIGTERM and SIGHUP raise KeyboardInterrupt like Ctrl-C; ignored signals stay ignored."""
+    _received.clear()
 
     def raise_interrupt(number: int, frame: Any) -> None:
-        _came.append(number)
+        _received.append(number)
         signal.default_int_handler(number, frame)
 
     with _handled(raise_interrupt):
@@ -37,7 +37,7 @@ def as_interrupts() -> Iterator[None]:
 def exit_at_once(line: str) -> Iterator[None]:
     """A signal prints `line` and ends the process, without KeyboardInterrupt.
 
-    For imports and compilers: C code that calls Python drops exceptions, and nothing is lost here.
+    For imports and compilation: C code that calls Python may drop KeyboardInterrupt.
     """
 
     def end(number: int, frame: Any) -> None:
@@ -52,7 +52,7 @@ def exit_at_once(line: str) -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Installs a handler for the signals that are not ignored, in the main thread."""
+    """Installs a handler for signals that are not ignored; in the main thread only."""
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPPING if is_main}
     before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}

@@ -1,8 +1,8 @@
-"""Command-line options of a method, made from its constructor's signature and docstring.
+"""Command-line options of a method, from its constructor's signature and docstring.
 
-The docstring describes options as `name: text.`; the text of one runs to the next. An option's
-type is read from its annotation: a number, a flag, a text, or a list (tuple) of them, which is an
-option that may come again. Objects that text cannot express keep their default.
+The docstring describes options as `name: text.`; a text ends at the next option. The type comes
+from the annotation: number, flag, text, or a tuple of them, which is a repeatable option. Options
+of other types keep their default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Run = Callable[[typer.Context, dict[str, Any]], Any]
 
 
 def declared(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The options that a function declares, as parameters of a command."""
+    """The parameters of a function as parameters of a command."""
     found = inspect.signature(function, eval_str=True).parameters.values()
     return [parameter.replace(kind=KEYWORD) for parameter in found]
 
@@ -37,12 +37,12 @@ def parameters(
     *,
     taken: Collection[str] = (),
     panel: str = "",
-    hidden: frozenset[str] = registry.OFFERED,
+    hidden: frozenset[str] = registry.MODEL_OPTIONS,
 ) -> list[Any]:
-    """The options of a class as parameters of a command, but for those named in `taken`.
+    """The options of a class as parameters of a command, without those in `taken`.
 
-    hidden: options that the command gives the class itself.
-    `spellings` of the class maps an option to a second name on the command line.
+    hidden: options that the command sets itself.
+    The class attribute `spellings` maps an option to a second name on the command line.
     """
     known, texts = registry.options(cls), descriptions(cls)
     more: Mapping[str, str] = getattr(cls, "spellings", {})
@@ -55,9 +55,9 @@ def parameters(
 
 
 def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the constructor among the values of a command's options.
+    """The constructor arguments among the values of a command's options.
 
-    `readers` of the class maps an option to what makes its value of that of the command line.
+    The class attribute `readers` maps an option to a function that converts its value.
     """
     known = registry.options(cls)
     found = {name: value for name, value in values.items() if name in known}
@@ -68,7 +68,7 @@ def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command(name: str, run: Run, options: Iterable[inspect.Parameter], help: str) -> Any:
-    """A command of these options; `run` gets the context and their values."""
+    """A command with these options; `run` receives the context and their values."""
 
     def function(ctx: typer.Context, **values: Any) -> Any:
         return run(ctx, values)
@@ -83,27 +83,27 @@ def command(name: str, run: Run, options: Iterable[inspect.Parameter], help: str
 
 
 class Methods(Commands):
-    """A group with a command for each method of a kind; only the one that is called is imported.
+    """A group with a command for each method of a kind; imports only the method that is called.
 
-    Subclasses name the kind and say how a method's command is made.
+    Subclasses set `kind` and implement `make`.
     """
 
     kind = ""
     aliases: Mapping[str, str] = {}
 
     def make(self, name: str) -> Any:
-        """The command of a method."""
+        """Builds the command of a method."""
         raise NotImplementedError
 
     def list_commands(self, ctx: Any) -> list[str]:
         return registry.names(self.kind)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A placeholder with the method's line for the list of all."""
+        """A placeholder with the method's summary, for the list of commands."""
         return command(cmd_name, lambda *_: None, (), registry.summary(self.kind, cmd_name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of a line's first word. Raises UnknownName."""
+        """The command of the first argument. Raises UnknownName."""
         plain = args[0].replace("-", "_")
         name = self.aliases.get(plain, plain)
         known = registry.names(self.kind)
@@ -116,7 +116,7 @@ class Methods(Commands):
 
 
 class _Command(TyperCommand):
-    """The command of one method; an option of another method is named as that."""
+    """The command of one method; its errors name the method that has an unknown option."""
 
     others: Callable[[], Mapping[str, Any]] = staticmethod(dict)
 
@@ -134,7 +134,7 @@ class _Command(TyperCommand):
 
 
 def descriptions(cls: type) -> dict[str, str]:
-    """Option -> what the docstrings of a class and of its bases say of it."""
+    """Option -> its description in the docstrings of a class and its bases."""
     known = registry.options(cls)
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -158,7 +158,7 @@ def _described(doc: str, known: Collection[str]) -> dict[str, str]:
 
 
 def _parameter(option: inspect.Parameter, text: str, more: str | None, panel: str) -> Any:
-    """One option as a parameter with a typer annotation."""
+    """An option as a parameter with a typer annotation."""
     kind, is_list = _type(option)
     has_default = option.default is not option.empty
     flags = [_flag(option.name), *([more] if more else [])]
@@ -175,16 +175,18 @@ def _parameter(option: inspect.Parameter, text: str, more: str | None, panel: st
 
 
 def _can_be_written(option: inspect.Parameter) -> bool:
-    """Whether the command line can give the option a value."""
+    """Whether the command line can set the option."""
     texts = {*PLAIN, "str"}
     return any(
-        kind in texts or kind.startswith(("tuple", "Callable")) or registry.NAMED.fullmatch(kind)
+        kind in texts
+        or kind.startswith(("tuple", "Callable"))
+        or registry.REFERENCES.fullmatch(kind)
         for kind in registry.type_names(option)
     )
 
 
 def _type(option: inspect.Parameter) -> tuple[Any, bool]:
-    """The type of an option's values, and whether there are several of them."""
+    """The type of an option's values, and whether it is a list."""
     kinds = registry.type_names(option)
     inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
     if inner:
@@ -194,14 +196,14 @@ def _type(option: inspect.Parameter) -> tuple[Any, bool]:
 
 
 def _shown(default: Any, is_list: bool) -> Any:
-    """A default as the command line has it; None for an object that text cannot express."""
+    """The default on the command line; None for an object that text cannot express."""
     if is_list:
         return list(default) if isinstance(default, Many) and not isinstance(default, str) else []
     return default if isinstance(default, bool | int | float | str) else None
 
 
 def _differs(value: Any, default: Any) -> bool:
-    """Whether a value was given where the command line cannot express the default."""
+    """Whether a value was given that differs from the default."""
     if value is None or value == ():
         return False
     return bool(value != default)

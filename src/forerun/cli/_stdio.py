@@ -1,4 +1,4 @@
-"""The standard streams as commands find them: closed, on a full disk, or with no reader left."""
+"""Standard streams that may be closed, on a full disk, or without a reader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-NO_UTF8 = re.compile(r"[\udc80-\udcff]")  # bytes that are none, as Python holds those of arguments
+NOT_UTF8 = re.compile(r"[\udc80-\udcff]")  # surrogates: bytes of arguments that are not UTF-8
 
 
 class _Output(io.FileIO):
-    """Standard output, whose errors say what could not be written."""
+    """Standard output; its errors have "standard output" as the file name."""
 
     def write(self, data: Any) -> int:
         try:
@@ -25,8 +25,8 @@ class _Output(io.FileIO):
             raise
 
 
-class _AtOnce(io.BufferedWriter):
-    """Writes all of what it is given, or raises; a bare file may write a part, or nothing."""
+class _WholeWriter(io.BufferedWriter):
+    """Writes all bytes or raises, unlike a bare file."""
 
     def write(self, data: Any) -> int:
         written = super().write(data)
@@ -36,17 +36,17 @@ class _AtOnce(io.BufferedWriter):
 
 @contextmanager
 def usable() -> Iterator[bool]:
-    """All streams can be written to in the block; gives whether standard output was open before.
+    """Replaces closed streams by the null device; yields whether standard output was open.
 
-    What is written to a closed one goes nowhere: files that are opened must not get its number.
+    Without this a file opened later would get the number of a closed stream.
     """
     before = sys.stdout, sys.stderr
     if sys.stdout is None:
-        sys.stdout = _nowhere(1)
+        sys.stdout = _null_stream(1)
     elif sys.stdout is sys.__stdout__:
-        sys.stdout = _named(sys.stdout)
+        sys.stdout = _with_clear_errors(sys.stdout)
     if sys.stderr is None:
-        sys.stderr = _nowhere(2)
+        sys.stderr = _null_stream(2)
     try:
         yield before[0] is not None
     finally:
@@ -56,32 +56,32 @@ def usable() -> Iterator[bool]:
 
 
 def end(line: str, status: int) -> int:
-    """The last line of a process, on standard error; returns its status.
+    """Prints the last line of a process on standard error; returns the status.
 
-    What is left in a standard output that cannot be written is dropped.
+    Drops the buffer of a standard output that cannot be written.
     """
     try:
         sys.stdout.flush()
     except OSError:
         drop_output()
-    with suppress(OSError):  # there is no other place to say it
+    with suppress(OSError):  # standard error is closed too
         print(line, file=sys.stderr)
     return status
 
 
 def drop_output() -> None:
-    """Sends what is left of standard output nowhere."""
-    _lead_nowhere(sys.stdout.fileno())
+    """Redirects standard output to the null device."""
+    _redirect_to_null(sys.stdout.fileno())
 
 
-def _named(stream: Any) -> TextIO:
-    """The same stream, whose errors say what it is.
+def _with_clear_errors(stream: Any) -> TextIO:
+    """The same stream; its errors have a file name.
 
-    In UTF-8 bytes that are none, as of files' names, are written as \\udcff, which JSON reads.
+    In UTF-8, bytes that are not UTF-8, as in file names, are written as \\udcff, valid in JSON.
     """
     stream.flush()
     is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
-    kind = _AtOnce if stream.write_through else io.BufferedWriter
+    kind = _WholeWriter if stream.write_through else io.BufferedWriter
     return io.TextIOWrapper(
         kind(_Output(stream.fileno(), "w", closefd=False)),
         stream.encoding,
@@ -91,14 +91,14 @@ def _named(stream: Any) -> TextIO:
     )
 
 
-def _nowhere(number: int) -> TextIO:
-    """A stream that leads nowhere, in place of what has this number."""
-    _lead_nowhere(number)
+def _null_stream(number: int) -> TextIO:
+    """A stream to the null device, under this file number."""
+    _redirect_to_null(number)
     return open(number, "w", closefd=False)
 
 
-def _lead_nowhere(number: int) -> None:
-    """What is written to this number goes nowhere from now on."""
+def _redirect_to_null(number: int) -> None:
+    """Redirects a file number to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     if null != number:
         os.dup2(null, number)

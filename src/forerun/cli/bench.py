@@ -37,8 +37,8 @@ Tasks = Annotated[
     str, typer.Option("--tasks", help="Tasks, e.g. reasoning,code; or tasks of the suite.")
 ]
 RunFolder = Annotated[Path, typer.Option("--out", help="Run folder; an existing run is resumed.")]
-TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
-TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0: off.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Nucleus sampling; 1: off.")]
 Examples = Annotated[
     int | None,
     typer.Option("--examples", help="Prompts per task; default 20, or all of a file."),
@@ -50,7 +50,7 @@ Samples = Annotated[
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        "--max-new-tokens", help="Token limit per answer; prompts too long for it are left out."
+        "--max-new-tokens", help="Token limit per answer; prompts too long for it are skipped."
     ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", help="Repetitions of the whole run.")]
@@ -58,11 +58,12 @@ Turns = Annotated[
     int,
     typer.Option(
         "--turns",
-        help="Local methods alternate on a prompt every so many steps; 0: one after the other.",
+        help="Steps after which local methods alternate on a prompt; 0: one after the other.",
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", help="Default: OMP_NUM_THREADS, or all cores.")
+    int | None,
+    typer.Option("--threads", help="CPU threads; default: OMP_NUM_THREADS, or all cores."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all methods.")]
 Texts = Annotated[bool, typer.Option("--texts", help="Store generated texts in the records.")]

@@ -11,7 +11,7 @@ from forerun.bench.disturbance import disturbed, undisturbed
 from forerun.bench.formatting import factor, number, part_of, span
 from forerun.bench.ranking import finished, skipped
 from forerun.bench.scoring import last_line, pass_at_ks
-from forerun.cli.options import PATIENCE
+from forerun.cli.options import SLOW_SECONDS
 from forerun.cli.output import console, notice
 from forerun.utils.text import counted
 
@@ -43,7 +43,7 @@ class Ticker:
             *columns, console=err, transient=True, auto_refresh=False, disable=not self._is_live
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._due = time.monotonic() + PATIENCE  # time of the next `choosing` message
+        self._due = time.monotonic() + SLOW_SECONDS  # time of the next `choosing` message
 
     def __enter__(self) -> Ticker:
         self._bar.start()

@@ -67,10 +67,10 @@ def answers(
 
 def _questions(path: str) -> list[Question]:
     """The questions of a run's task, from its stored path."""
-    from forerun.tasks._file_task import divided
+    from forerun.tasks._file_task import split_part
     from forerun.tasks.spec_bench import SpecBenchTask
 
-    file = divided(path)[0]
+    file = split_part(path)[0]
     if not file.is_file():
         raise DataError(
             f"the run's question file {file} is missing; paths are relative to the folder where "

@@ -26,8 +26,8 @@ def tasks(is_json: options.Json = False) -> None:
 def inflate(
     source: Annotated[str, typer.Argument(help="Folder, hub id, or reasoner.")],
     target: Annotated[Path, typer.Argument(help="New folder.")],
-    size: Annotated[str, typer.Option("--size", help="30M, 0.1B, 0.3B, 1B, 8B.")] = "0.3B",
-    dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32.")] = "bf16",
+    size: Annotated[str, typer.Option("--size", help="30M, 0.1B, 0.3B, 1B or 8B.")] = "0.3B",
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16 or fp32.")] = "bf16",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the new weights.")] = 0,
 ) -> None:
     """Pad a checkpoint to a larger size with the same outputs.
@@ -37,14 +37,14 @@ def inflate(
     from forerun.cli._signals import exit_at_once
     from forerun.cli.index_show import Bars
 
-    with exit_at_once(options.UNBEGUN):
+    with exit_at_once(options.EARLY_INTERRUPT):
         from forerun.bench.inflate import inflate as pad
     try:
         with Bars() as bars:
             report = partial(bars.report, "inflate")
             made = pad(source, target, size, dtype=dtype, seed=seed, report=report)
     except KeyboardInterrupt:
-        if target.exists():  # it came after the end
+        if target.exists():  # interrupted after the end
             raise
         notice("interrupted: nothing was kept; the same command starts again")
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""`forerun chat`: talk to a model in the terminal; colours say how each piece of text came."""
+"""`forerun chat`: talk to a model in the terminal; colours mark accepted drafts."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ if TYPE_CHECKING:
     from forerun.engine.stats import Stats
     from forerun.engine.token_sources import Piece
 
-System = Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-COLOURS = ("green", "cyan", "magenta", "yellow", "blue")  # of drafters, as they first appear
+System = Annotated[str, typer.Option("--system", "-s", help="System message.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", help="Sampling temperature; 0 is greedy.")
+]
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue")  # one per drafter
 HELP = """\
-/stats            the last answer: tokens, passes, tau, tokens per second, by drafter
-/drafter SPEC     another drafter, as stand:context=3 or none
-/verifier SPEC    another verifier; /controller SPEC another controller
-/constraint SPEC  another constraint, as corpus:index=FILE; none drops it
-/temperature T    another temperature
-/system           the system message; /system TEXT another one, /system - none, and begin anew
-/colours          on or off
-/history          the conversation so far
-/reset            forget the conversation
+/stats            show tokens, passes, tau, tokens per second of the last answer
+/drafter SPEC     set the drafter, e.g. stand:context=3 or none
+/verifier SPEC    set the verifier; /controller SPEC sets the controller
+/constraint SPEC  set the constraint, e.g. corpus:index=FILE; none removes it
+/temperature T    set the temperature
+/system           show the system message
+/system TEXT      set it and clear the conversation; - removes it
+/colours          turn colours on or off
+/history          show the conversation
+/reset            clear the conversation
 /save FILE        write the conversation as text
-/quit             leave, as Ctrl-D does; Ctrl-C stops an answer"""
+/quit             leave, like Ctrl-D; Ctrl-C stops an answer"""
 COMMANDS = tuple(dict.fromkeys(re.findall(r"/(\w+)", HELP)))
 PARTS = ("verifier", "controller", "constraint")
 
 
 @dataclass
 class Chat:
-    """A conversation and how it is carried on."""
+    """A conversation with its model, sampling and methods."""
 
     model: Model
     sampling: Sampling
@@ -61,7 +64,7 @@ class Chat:
     last: Stats | None = None
 
     def prompt(self, text: str) -> str | list[int]:
-        """What the model is shown: its chat template, or the bare conversation."""
+        """The prompt for a new message: by the chat template, or as lines ROLE: TEXT."""
         turns = [*self.turns, ("user", text)]
         if self.model.tokenizer.has_chat_template:
             first = [{"role": "system", "content": self.system}] if self.system else []
@@ -74,12 +77,12 @@ class Chat:
         return "\n".join([*filter(None, [self.system]), *lines, "Assistant:"])
 
     def change(self, drafter: str) -> None:
-        """Another drafter from now on. Raises ForerunError, at once, for one that cannot draft."""
+        """Sets the drafter. Raises ForerunError if it cannot draft for this model."""
         self.model.drafter(drafter).bind(self.model.target)
         self.drafter = drafter
 
     def choose(self, kind: str, spec: str) -> None:
-        """Another verifier, controller or constraint. Raises ForerunError and keeps what it had."""
+        """Sets verifier, controller or constraint. Raises ForerunError and changes nothing."""
         if (kind, spec) == ("constraint", "none"):
             self.parts.pop(kind, None)
             return
@@ -89,24 +92,23 @@ class Chat:
         self.parts[kind] = self.model.constraint(spec) if kind == "constraint" else spec
 
     def check_system(self, text: str) -> None:
-        """Raises ConfigError for a system message that this model would not be shown."""
+        """Raises ConfigError if the prompt has no place for a system message."""
         if text and self._first(text) == self._first(""):
             raise ConfigError(
-                f"{self.model.name} has no place for a system message in what it is shown; "
-                "leave it out"
+                f"the prompt of {self.model.name} has no place for a system message; leave it out"
             )
 
     def _first(self, system: str) -> str | list[int]:
         return replace(self, system=system, turns=[]).prompt("Hello.")
 
     def answer(self, text: str) -> Iterator[Piece]:
-        """Streams the answer; what there is of it is kept, also when it is stopped early."""
+        """Streams the answer and keeps it, even if it is stopped early."""
         is_plain = not self.model.tokenizer.has_chat_template
         law = replace(self.sampling, stop=("\nUser:",) if is_plain else ())
         said = ""
         try:
             shown: Any = [self.prompt(text)]
-            drafter = self.model.drafter(self.drafter)  # the object: it learns on, seed or not
+            drafter = self.model.drafter(self.drafter)  # an object keeps what it learned
             for event in self.model.stream(shown, law, drafter=drafter, **self.parts):
                 said += event.text
                 yield from event.pieces
@@ -116,10 +118,10 @@ class Chat:
             if said:
                 self.turns += [("user", text), ("assistant", said.strip())]
 
-    def told(self) -> str:
+    def stats_text(self) -> str:
         """Statistics of the last answer."""
         if self.last is None:
-            return "nothing was answered yet"
+            return "there is no answer yet"
         s = self.last
         parts = ", ".join(
             f"{name} {s.accepted_by[name]} of {count}" for name, count in s.drafted_by.items()
@@ -131,14 +133,14 @@ class Chat:
         )
 
     def text(self) -> str:
-        """The conversation, for people."""
+        """The conversation as text."""
         if not self.turns:
-            return "nothing was said yet"
+            return "the conversation is empty"
         return "\n\n".join(f"{role}: {what}" for role, what in self.turns)
 
 
 class Terminal:
-    """Reads lines, shows answers and obeys commands."""
+    """Reads lines, prints answers and runs commands."""
 
     def __init__(self, chat: Chat, out: Console) -> None:
         self.chat, self.out = chat, out
@@ -146,16 +148,16 @@ class Terminal:
         self.is_coloured = True
 
     def run(self) -> None:
-        """Until the input ends or /quit."""
+        """Runs until the input ends or /quit."""
         while (line := self._read()) is not None:
             try:
                 check_text("this line", line)
                 if line.startswith("/"):
-                    if not self.obey(*line[1:].strip().partition(" ")[::2]):
+                    if not self.run_command(*line[1:].strip().partition(" ")[::2]):
                         return
                 elif line:
                     self.show(line)
-            except ForerunError as error:  # the conversation goes on
+            except ForerunError as error:
                 self.out.print(f"error: {error}", style="red", markup=False)
 
     def show(self, text: str) -> None:
@@ -164,13 +166,13 @@ class Terminal:
         try:
             for piece in answer:
                 self.out.print(piece.text, end="", style=self._style(piece.origin), markup=False)
-            self.out.print(f"\n[dim]{self.chat.told()}[/]")
+            self.out.print(f"\n[dim]{self.chat.stats_text()}[/]")
         except KeyboardInterrupt:
             answer.close()  # type: ignore[attr-defined]
             self.out.print("\n[dim]stopped[/]")
 
-    def obey(self, command: str, value: str) -> bool:
-        """One command; False ends the chat."""
+    def run_command(self, command: str, value: str) -> bool:
+        """Runs one command; False ends the chat."""
         chat, value = self.chat, value.strip()
         if command in ("quit", "exit", "q"):
             return False
@@ -179,18 +181,18 @@ class Terminal:
             hint = f"did you mean /{near[0]}?" if near else "/help lists them"
             raise ConfigError(f"there is no command /{command}; {hint}")
         if command == "save" and not value:
-            raise ConfigError("/save needs the name of a file; e.g. /save said.txt")
+            raise ConfigError("/save needs the name of a file, e.g. /save chat.txt")
         if command == "drafter" and value:
             options.check_parts(drafter=value)
-            chat.change(lasting(value))
+            chat.change(with_memory(value))
         elif command in PARTS and value:
             chat.choose(command, value)
         elif command == "temperature" and value:
             chat.sampling = replace(chat.sampling, temperature=_number(value))
         elif command == "system" and value:
-            told = "" if value == "-" else value
-            chat.check_system(told)
-            chat.system, chat.turns = told, []
+            system = "" if value == "-" else value
+            chat.check_system(system)
+            chat.system, chat.turns = system, []
         elif command == "reset":
             chat.turns = []
         elif command == "colours":
@@ -199,7 +201,7 @@ class Terminal:
             save(Path(value).expanduser(), chat.text())
         shown = {
             "help": lambda: HELP,
-            "stats": chat.told,
+            "stats": chat.stats_text,
             "history": chat.text,
             "system": lambda: chat.system or "there is no system message; /system TEXT sets one",
         }
@@ -236,9 +238,9 @@ def command(
     system: System = "",
     temperature: Temperature = 0.2,
     max_new_tokens: options.MaxNewTokens = 512,
-    drafter: options.DrafterSpec = registry.DRAFTER,
-    verifier: options.VerifierSpec = registry.VERIFIER,
-    controller: options.ControllerSpec = registry.CONTROLLER,
+    drafter: options.DrafterSpec = registry.DEFAULT_DRAFTER,
+    verifier: options.VerifierSpec = registry.DEFAULT_VERIFIER,
+    controller: options.ControllerSpec = registry.DEFAULT_CONTROLLER,
     target: options.TargetSpec = None,
     constraint: options.ConstraintSpecs = [],  # noqa: B006 - typer makes a new list per call
     seed: options.Seed = None,
@@ -246,7 +248,7 @@ def command(
     device: options.Device = "auto",
     weights: options.Weights = "auto",
 ) -> None:
-    """Talk to a model; colours say how each piece of text came."""
+    """Talk to a model; colours mark accepted drafts."""
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     parts: dict[str, Any] = {"verifier": verifier, "controller": controller}
     parts["constraint"] = tuple(constraint)
@@ -256,7 +258,7 @@ def command(
     out = console()
     how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
     loaded: Any = options.load(model, batch=2, **how)  # type: ignore[arg-type]
-    chat = Chat(loaded, sampling, lasting(drafter), system, parts)
+    chat = Chat(loaded, sampling, with_memory(drafter), system, parts)
     chat.check_system(system)
     options.warm_up(loaded, drafter=chat.drafter, verifier=verifier)
     if out.is_terminal:
@@ -265,15 +267,15 @@ def command(
     Terminal(chat, out).run()
 
 
-def lasting(drafter: str) -> str:
-    """The drafter, with a memory of all answers: later ones gain from earlier ones."""
-    if not registry.leaves_open("drafter", drafter, "scope"):
+def with_memory(drafter: str) -> str:
+    """The drafter spec with one memory for all answers of the chat."""
+    if not registry.is_option_unset("drafter", drafter, "scope"):
         return drafter
     return f"{drafter}{',' if ':' in drafter else ':'}scope=tenant"
 
 
 def _read_as_utf8() -> None:
-    """Bytes that are no UTF-8 cost their line only: they are let in, and the line is refused."""
+    """Lets bytes that are not UTF-8 pass, so that only their line is refused."""
     if sys.stdin is None:
         raise DataError("standard input is closed; run it at a terminal, or pipe lines in")
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -288,18 +290,18 @@ def _number(text: str) -> float:
 
 
 def save(path: Path, text: str) -> None:
-    """Writes the conversation. Raises DataError where it cannot be, or something is there."""
+    """Writes the conversation. Raises DataError if the file exists or cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text + "\n")
     except FileExistsError:
-        raise DataError(f"{path} is there already, and stays as it is; name another file") from None
+        raise DataError(f"{path} exists; give another file") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror}); name another file") from None
+        raise DataError(f"cannot write {path}: {error.strerror}; give another file") from None
 
 
 def _remember_lines() -> None:
-    """Arrow keys reach earlier lines, of earlier chats too."""
+    """Loads and saves the history of input lines."""
     import atexit
 
     from forerun.utils.paths import cache_folder

@@ -1,4 +1,4 @@
-"""`forerun demo`: several answers to each prompt, with and without drafting, interleaved.
+"""`forerun demo`: compare decoding with and without drafts on several answers per prompt.
 
 A real model answers everyday prompts if it can be loaded or fetched; otherwise the embedded
 reasoner solves held-out problems.
@@ -41,29 +41,31 @@ Problems = Annotated[
 Number = Annotated[
     int | None, typer.Option("-n", help="Answers per prompt; default: 16 for the reasoner, else 8.")
 ]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of all arms.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", help="Sampling temperature; 0 is greedy.")
+]
 Tokens = Annotated[
     int | None,
     typer.Option("--max-new-tokens", help="Token limit; default: 512 for the reasoner, else 160."),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of all arms.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 ModelName = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="Folder, hub id or name; default: smollm2, or else reasoner."
+        "--model", "-m", help="Folder, hub id or name; default: smollm2, otherwise reasoner."
     ),
 ]
 Drafters = Annotated[
     str,
-    typer.Option("--drafter", help="One drafter; default: stand, with a real model also auto."),
+    typer.Option("--drafter", help="Drafter; default: stand, and auto for a real model."),
 ]
 
 Size = Annotated[
     str,
     typer.Option(
         "--size",
-        help="Pad the model to this size (30M, 0.1B, 0.3B, 1B, 8B), with the same answers; own: "
-        "not padded.",
+        help="Pad the model to this size (30M, 0.1B, 0.3B, 1B, 8B) with the same answers; "
+        "own: no padding.",
     ),
 ]
 

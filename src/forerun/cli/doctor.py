@@ -1,4 +1,4 @@
-"""`forerun doctor`: what this machine and this installation can do, in plain words."""
+"""`forerun doctor`: report on this machine and installation."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PACKAGES = (
     "typer",
     "rich",
 )
-OPTIONAL = ("triton", "torchao")  # of extras
+OPTIONAL = ("triton", "torchao")  # packages of extras
 FLAGS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
     "avx512_bf16": "AVX-512 BF16",
     "amx_bf16": "AMX BF16",
 }
-REACHED = 0.75  # share of the read limit from which a pass over one row is as fast as it gets
+MIN_READ_SHARE = 0.75  # of the read bandwidth; below it a pass over one row is slow
 
 
 def command(is_json: Json = False) -> None:
-    """Say what this machine and installation can do."""
+    """Report on this machine and installation."""
     found = examine()
     if is_json:
         print_json(found)
@@ -52,7 +52,7 @@ def command(is_json: Json = False) -> None:
 
 
 def examine() -> dict[str, dict[str, Any]]:
-    """All findings by topic, each a name and a short answer; says on standard error what lasts."""
+    """Findings by topic, each a name and a short text; prints progress on standard error."""
     notice("doctor: versions, processor, number types")
     found: dict[str, dict[str, Any]] = {
         "versions": _versions(),
@@ -61,7 +61,7 @@ def examine() -> dict[str, dict[str, Any]]:
         "number types": _dtypes(),
         "kernels": _kernels(),
     }
-    notice("doctor: how fast memory and weights are read (some seconds)")
+    notice("doctor: read bandwidth of memory and weights (some seconds)")
     found["speed"] = _speed()
     notice("doctor: the embedded model")
     found["embedded model"] = _embedded()
@@ -119,7 +119,7 @@ def _gpu() -> dict[str, str]:
 
 
 def _dtypes() -> dict[str, str]:
-    """A small matrix product in each type on the default device: works, or why not."""
+    """Whether a small matrix product in each type works on the default device."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -151,7 +151,7 @@ def _kernels() -> dict[str, str]:
 
 
 def _speed() -> dict[str, str]:
-    """How fast memory can be read, how fast a bf16 product reads its weights, and what to do."""
+    """Read bandwidth of memory and of bf16 matrix products, with advice."""
     import torch
 
     from forerun.bench.hardware_limits import read_bandwidth
@@ -170,17 +170,17 @@ def _speed() -> dict[str, str]:
         x = torch.ones(rows, size[1], dtype=torch.bfloat16)
         best = float("inf")
         for _ in range(4):
-            limit = max(limit, read_bandwidth(threads, tries=1))  # no cache keeps the weights
+            limit = max(limit, read_bandwidth(threads, tries=1))  # evicts the weights from caches
             with torch.inference_mode():
                 best = min(best, seconds_of(partial(linear, x)))
         rates[rows] = 2 * size[0] * size[1] / best / 1e9
-    return told(limit, rates) | {"advice": _advice(kernels(), rates[1] / limit)}
+    return speed_lines(limit, rates) | {"advice": _advice(kernels(), rates[1] / limit)}
 
 
-def told(limit: float, rates: dict[int, float]) -> dict[str, str]:
-    """What was measured, in words. limit: GB/s of reading alone; rates: GB/s of products by rows.
+def speed_lines(limit: float, rates: dict[int, float]) -> dict[str, str]:
+    """Measurements as text. limit: GB/s of reading; rates: rows -> GB/s of a matrix product.
 
-    A product whose weights no cache holds reads memory, too: the fastest of all is the limit.
+    A product also reads memory, so the highest rate of all is the limit.
     """
     limit = max(limit, *rates.values())
     return {
@@ -192,7 +192,7 @@ def told(limit: float, rates: dict[int, float]) -> dict[str, str]:
 
 
 def _beyond() -> str:
-    """For which models the memory is no limit."""
+    """Text on models that fit into the cache, which memory does not limit."""
     from forerun.bench.machine import cache_bytes
 
     size = cache_bytes() / 2**20
@@ -200,19 +200,20 @@ def _beyond() -> str:
 
 
 def _advice(native: Kernels, share: float | None) -> str:
-    """What makes decoding faster here; share: of the read limit that one row reaches."""
+    """How to decode faster. share: of the read limit that one row reaches."""
     import torch
 
     if torch.cuda.is_available():
         return "models run on the GPU unless --device cpu is given"
     if not native:
-        return f"passes run on torch, which reads weights more slowly: {native.why}"
-    if share is not None and share < REACHED:
-        return "passes stay below the limit of this memory: close other programs, use fewer threads"
+        return f"forward passes run on torch, which reads weights more slowly: {native.why}"
+    if share is not None and share < MIN_READ_SHARE:
+        return (
+            "forward passes do not reach the memory limit: close other programs, use fewer threads"
+        )
     return (
-        "plain decoding runs near the limit of this memory; what helps now is drafting (on, unless "
-        "--drafter says none), several samples at once, or --weights int8, which changes the "
-        "model's law"
+        "plain decoding runs near the memory limit; drafting (on by default), several samples at "
+        "once, or --weights int8, which changes the model's distribution, make it faster"
     )
 
 

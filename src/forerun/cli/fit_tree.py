@@ -1,4 +1,4 @@
-"""`forerun fit-tree`: ranks the places of a draft tree by what a model's own texts accept."""
+"""`forerun fit-tree`: rank the nodes of a draft tree by their acceptance on a model's texts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ Prompts = Annotated[
     typer.Option(
         "--prompts",
         "-f",
-        help="JSON lines, a prompt each, as for `generate`; without it the embedded reasoner fits "
-        "on its training problems and is measured on held-out ones.",
+        help="JSON lines with a prompt each; default for the embedded reasoner: its problems.",
     ),
 ]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Prompts to fit on.")]
-Number = Annotated[int, typer.Option("-n", min=1, help="Trajectories of each prompt.")]
+Number = Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")]
 HeldOut = Annotated[
-    int, typer.Option("--held-out", min=1, help="Other prompts, to measure before and after.")
+    int, typer.Option("--held-out", min=1, help="Other prompts to measure the result on.")
 ]
 Sizes = Annotated[str, typer.Option("--sizes", help="Tree sizes to measure, joined by +.")]
 OutFile = Annotated[
@@ -45,16 +44,16 @@ OutFile = Annotated[
     typer.Option(
         "--out",
         "-o",
-        help="File to write. Default: forerun-template.json in the model's folder if that is a "
-        "folder of yours, else the user's cache; both are found again by themselves.",
+        help="File to write; default: forerun-template.json in the model's folder, or in the "
+        "user's cache if that is read-only. forerun finds both.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of the samples.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed of the samples.")]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Prompts to fit on, and others to measure on."""
+    """Prompts to fit on and prompts to measure on."""
 
     fit: list[Any]
     held_out: list[Any]
@@ -78,8 +77,7 @@ def command(
 ) -> None:
     """Fit the draft tree's template to a model and its prompts.
 
-    `--drafter stand:tree=template` uses it from then on by itself; `stand` as it is counts for
-    itself which places are accepted.
+    `--drafter stand:tree=template` then uses the template. Plain `stand` counts acceptance itself.
     """
     from forerun.core.tree_template import DEFAULT
     from forerun.state import array_file
@@ -88,11 +86,11 @@ def command(
     widths = _sizes(sizes)
     sampling = Sampling(temperature=temperature, n=n, max_new_tokens=max_new_tokens, seed=seed)
     split = _split(model, prompts, samples, held_out)
-    path = out or _place(model)
-    array_file.check_place(_first_made(path))
+    path = out or _default_path(model)
+    array_file.check_place(_first_new_path(path))
     _check_replaced(path)
     loaded = options.load(model, dtype=dtype, device=device, batch=batch)
-    with _writing(path):
+    with _write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     tally = _count(loaded, split.fit, sampling, batch)
     found = tally.ranked()
@@ -103,7 +101,7 @@ def command(
         "measured_on": {"prompts": len(split.held_out), "tau": gains},
         "date": datetime.now(UTC).date().isoformat(),
     }
-    with _writing(path):
+    with _write_errors(path):
         found.save(path, **facts)
     record = {"file": str(path), "passes": tally.passes, "places": len(found), "tau": gains}
     print_json(record) if is_json else _show(record)
@@ -126,12 +124,12 @@ def _sizes(text: str) -> list[int]:
 
 
 def _split(model: str, file: Path | None, samples: int, held_out: int) -> Split:
-    """Different prompts for both ends. Raises ConfigError, DataError."""
+    """Splits the prompts; no prompt is in both parts. Raises ConfigError, DataError."""
     if file is None:
         if not is_embedded(model):
             raise ConfigError(
-                "fit-tree needs --prompts FILE with prompts of your own traffic, JSON lines; only "
-                "the embedded models come with problems"
+                "fit-tree needs --prompts FILE, JSON lines with your prompts; only the embedded "
+                "models have built-in prompts"
             )
         from forerun.tasks.reasoning import ReasoningTask
 
@@ -142,8 +140,8 @@ def _split(model: str, file: Path | None, samples: int, held_out: int) -> Split:
     texts = [as_shown(model, prompt) for prompt in _distinct([job.prompt for job in jobs])]
     if len(texts) < 2:
         raise DataError(
-            f"{file} has {len(texts)} different prompt(s); expected two or more, as some are kept "
-            "apart to measure on"
+            f"{file} has {len(texts)} different prompt(s); give two or more: some to fit on, some "
+            "to measure on"
         )
     if len(texts) < samples + held_out:
         held_out = max(1, len(texts) * held_out // (samples + held_out))
@@ -157,7 +155,7 @@ def _distinct(prompts: list[Any]) -> list[Any]:
 
 
 def _check_replaced(path: Path) -> None:
-    """Raises ConfigError if a file would be lost that is no template."""
+    """Raises ConfigError if the file exists and is not a template."""
     from forerun.core.tree_template import Template
     from forerun.errors import DataError
 
@@ -166,12 +164,12 @@ def _check_replaced(path: Path) -> None:
             Template.load(path)
         except (DataError, ConfigError) as error:
             raise ConfigError(
-                f"{path} is there and is no template; name another file with --out"
+                f"{path} exists and is not a template; give another file with --out"
             ) from error
 
 
-def _place(model: str) -> Path:
-    """Where the template of a model is looked for and may be written."""
+def _default_path(model: str) -> Path:
+    """The file in which a model's template is searched and written."""
     from forerun.assets import MODELS
     from forerun.growers import _fit_template as fitting
 
@@ -184,8 +182,8 @@ def _place(model: str) -> Path:
     return cached
 
 
-def _first_made(path: Path) -> Path:
-    """The outermost thing that writing a file makes: the file, or a folder that is not there."""
+def _first_new_path(path: Path) -> Path:
+    """The file, or the outermost missing folder above it."""
     return next(place for place in (path, *path.parents) if place.parent.exists())
 
 
@@ -211,7 +209,7 @@ def _gains(
     templates: dict[str, Template],
     sizes: list[int],
 ) -> dict[str, dict[str, float]]:
-    """Tree size -> tau before and after, on prompts that were not fitted on."""
+    """Tree size -> tau before and after, on held-out prompts."""
     from forerun.growers import _fit_template as fitting
 
     return {
@@ -224,7 +222,7 @@ def _gains(
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`forerun generate`: samples from a model, as text with statistics or as JSON lines."""
+"""`forerun generate`: sample from a model; prints text with statistics, or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from forerun import registry
 from forerun.cli import _constraints as constraints
 from forerun.cli import generate_ray, options
 from forerun.cli._signals import exit_at_once
-from forerun.cli.memory import check_kept, kept
+from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import (
     Results,
     counted,
     logprob_lines,
     notice,
-    painted,
     print_json,
+    print_styled,
     sample_record,
     stats_lines,
 )
@@ -38,13 +38,17 @@ if TYPE_CHECKING:
 
 TopK = Annotated[
     int,
-    typer.Option("--top-k", help="Keep the k likeliest; 0: off.", rich_help_panel=options.SAMPLING),
+    typer.Option(
+        "--top-k",
+        help="Sample from the k likeliest tokens; 0: off.",
+        rich_help_panel=options.SAMPLING,
+    ),
 ]
 Fields = Annotated[
     list[str],
     typer.Option(
         "--set",
-        help="Another field of Sampling, as min_p=0.05, ignore_eos=true or logprobs=3.",
+        help="More sampling options, e.g. min_p=0.05, ignore_eos=true, logprobs=3; repeatable.",
         rich_help_panel=options.SAMPLING,
     ),
 ]
@@ -54,7 +58,7 @@ Chat = Annotated[
         "--chat", help="Apply the model's chat template.", rich_help_panel=options.PROMPTS
     ),
 ]
-# fields of Sampling that `--set` writes, too
+# older options: `--set` replaces them
 MinP = Annotated[float, typer.Option("--min-p", hidden=True)]
 Repetition = Annotated[float, typer.Option("--repetition-penalty", hidden=True)]
 Presence = Annotated[float, typer.Option("--presence-penalty", hidden=True)]
@@ -65,25 +69,25 @@ MinNewTokens = Annotated[int, typer.Option("--min-new-tokens", hidden=True)]
 StopId = Annotated[list[int], typer.Option("--stop-token-id", hidden=True)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", hidden=True)]
 Logprobs = Annotated[int | None, typer.Option("--logprobs", hidden=True)]
-# `--controller fixed:nodes=N,depth=N` replaces these
+# older options: `--controller fixed:nodes=N,depth=N` replaces them
 Nodes = Annotated[int | None, typer.Option("--nodes", hidden=True)]
 Depth = Annotated[int | None, typer.Option("--depth", hidden=True)]
-Tenant = Annotated[str, typer.Option("--tenant", hidden=True)]  # keeps memories apart
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", hidden=True)]  # the call, with --json too
+Tenant = Annotated[str, typer.Option("--tenant", hidden=True)]  # each has its own memory
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", hidden=True)]  # print the call
 
-MANY = 1000  # samples of a call that had better be announced
+ANNOUNCED_SAMPLES = 1000  # from this number on, the number of samples is printed first
 
 
 @dataclass
 class Output:
-    """Where finished samples go, and what has been counted."""
+    """Prints and writes finished samples, and counts them."""
 
     is_json: bool
     streams: bool
     num_samples: int
     results: Results
     call: str
-    decode: Callable[[list[int]], str] = str  # shows the tokens of --logprobs
+    decode: Callable[[list[int]], str] = str  # for the tokens of --logprobs
     num_done: int = 0
 
     def __post_init__(self) -> None:
@@ -93,17 +97,17 @@ class Output:
         self.begin()
 
     def begin(self) -> None:
-        """What is timed begins: all is loaded, compiled and measured that decoding needs."""
+        """Starts the clock, once everything is loaded and compiled."""
         self.start = time.perf_counter()
 
     def piece(self, text: str) -> None:
-        """Text as it becomes certain, on a terminal."""
+        """Prints accepted text on a terminal."""
         if self.streams and text:
             sys.stdout.write(text)
             sys.stdout.flush()
 
     def sample(self, sample: Sample, job: Job, seed: int) -> None:
-        """A finished sample: shown first, then written to the file."""
+        """Prints a finished sample, then writes it to the file."""
         self.num_done += 1
         self.stats.add(sample.stats)
         record = sample_record(sample, job.prompt, seed, self.call)
@@ -120,18 +124,18 @@ class Output:
         self.results.write(record)
 
     def footer(self) -> None:
-        """Statistics of all that was finished, for people."""
+        """Prints statistics of all finished samples."""
         if self.is_json or not self.num_done:
             return
         seconds = time.perf_counter() - self.start
         for line in stats_lines(self.stats, self.num_done, seconds):
-            painted(line, "dim", stderr=True)
+            print_styled(line, "dim", stderr=True)
 
     def interrupted(self) -> str:
-        """What Ctrl-C left."""
+        """The message after Ctrl-C."""
         asked = counted(self.num_samples, "sample")
         if not self.num_done:
-            return f"interrupted before the first of {asked} was finished; there is nothing to keep"
+            return f"interrupted before the first of {asked} was finished; nothing is kept"
         where = f", kept in {self.results.path}" if self.results.path else ""
         return f"interrupted: {self.num_done} of {asked} finished{where}"
 
@@ -142,7 +146,7 @@ class Output:
                 f"{counted(len(sample.tokens), 'token')}, {sample.finish}, "
                 f"tau {sample.stats.tau:.2f}"
             )
-            painted(head, "cyan")
+            print_styled(head, "cyan")
         print(sample.text, flush=True)
 
 
@@ -177,14 +181,14 @@ def command(
     within: constraints.Within = None,
     within_begin: constraints.Begin = None,
     within_window: constraints.Window = None,
-    drafter: options.DrafterSpec = registry.DRAFTER,
-    verifier: options.VerifierSpec = registry.VERIFIER,
-    controller: options.ControllerSpec = registry.CONTROLLER,
+    drafter: options.DrafterSpec = registry.DEFAULT_DRAFTER,
+    verifier: options.VerifierSpec = registry.DEFAULT_VERIFIER,
+    controller: options.ControllerSpec = registry.DEFAULT_CONTROLLER,
     target: options.TargetSpec = None,
     constraint: options.ConstraintSpecs = [],  # noqa: B006
     nodes: Nodes = None,
     depth: Depth = None,
-    batch: options.Batch = registry.BATCH,
+    batch: options.Batch = registry.DEFAULT_BATCH,
     memory: options.MemoryFile = None,
     tenant: Tenant = "",
     dtype: options.Dtype = "auto",
@@ -197,36 +201,36 @@ def command(
     is_json: options.Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Sample from a model, faster, with the law of plain decoding."""
+    """Sample from a model: faster, with the distribution of plain decoding."""
     generate_ray.check(engine, actors)
     seed = generate_ray.seed_for(engine, out) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
     parts = _parts(ctx.params, jobs)
-    here, call = options.is_here(ctx.params), options.call_line(ctx, seed=seed)
-    options.check_model(model, dtype, device, batch, weights, here=here)
-    if memory is not None and here:
-        check_kept(memory)
-    with Results(out if here else None) as results:
+    is_local, call = options.runs_locally(ctx.params), options.call_line(ctx, seed=seed)
+    options.check_model(model, dtype, device, batch, weights, is_local=is_local)
+    if memory is not None and is_local:
+        check_memory_file(memory)
+    with Results(out if is_local else None) as results:
         if verbose or not is_json:
             options.announce(ctx, seed=seed)
-        if here:
-            _here(ctx.params, jobs, parts, results, call)
+        if is_local:
+            _run_local(ctx.params, jobs, parts, results, call)
         else:
-            _on_ray(ctx.params, jobs, parts, call, seed)
+            _run_ray(ctx.params, jobs, parts, call, seed)
 
 
 def _parts(given: dict[str, Any], jobs: list[Job]) -> dict[str, str]:
-    """Drafter, verifier and controller, as they were named. Raises ConfigError for any option."""
+    """Specs of drafter, verifier and controller, checked. Raises ConfigError."""
     constraints.check(given)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
     samplings = tuple(job.sampling for job in jobs)
-    here, target = options.is_here(given), given["target"]
-    options.check_parts(here=here, samplings=samplings, target=target, **parts)
+    is_local, target = options.runs_locally(given), given["target"]
+    options.check_parts(is_local=is_local, samplings=samplings, target=target, **parts)
     return parts
 
 
-def _on_ray(
+def _run_ray(
     given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str, seed: int
 ) -> None:
     names = ("model", "tenant", "dtype", "device", "weights", "batch", "target")
@@ -236,28 +240,28 @@ def _on_ray(
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
 
 
-def _here(
+def _run_local(
     given: dict[str, Any], jobs: list[Job], parts: dict[str, str], results: Results, call: str
 ) -> None:
-    """All prompts in this process; whatever ends it, finished samples are out and counted."""
+    """Runs all prompts in this process; finished samples are kept whatever ends it."""
     batch, drafter, tenant = given["batch"], given["drafter"], given["tenant"]
     total, is_json = sum(job.sampling.n for job in jobs), given["is_json"]
     streams = total == 1 and not is_json and sys.stdout.isatty()
-    if total >= MANY and not is_json:
+    if total >= ANNOUNCED_SAMPLES and not is_json:
         notice(f"{total} samples, {batch} at a time; Ctrl-C ends them and keeps what is finished")
     output = Output(is_json, streams, total, results, call)
     try:
         how = {name: given[name] for name in ("dtype", "device", "weights", "target")}
         loaded = options.load(given["model"], batch=batch, **how)
         output.decode = loaded.tokenizer.decode
-        with exit_at_once("interrupted before anything was begun"):  # they compile
+        with exit_at_once(options.EARLY_INTERRUPT):  # constraints compile kernels
             shapers = constraints.shapers(loaded, given)
         chat = given["chat"]
         _hint_chat(loaded, jobs, chat, is_json)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         options.warm_up(loaded, **parts)
         how = {"is_quiet": is_json, "stats": output.stats}
-        with kept(loaded, given["memory"], drafter, tenant, **how):
+        with memory_saved(loaded, given["memory"], drafter, tenant, **how):
             _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
     except KeyboardInterrupt:
         output.footer()
@@ -270,7 +274,7 @@ def _here(
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:
-    """Sampling parameters of the options. Raises ConfigError."""
+    """Sampling parameters from the options. Raises ConfigError."""
     renamed = {
         "logit_bias": _biases(given["logit_bias"]),
         "banned_tokens": tuple(given["ban"]),
@@ -283,24 +287,24 @@ def _sampling(given: dict[str, Any]) -> Sampling:
 
 
 def _fields(texts: list[str]) -> dict[str, Any]:
-    """Fields of Sampling, each of a text NAME=VALUE. Raises ConfigError, UnknownName."""
+    """Fields of Sampling from texts NAME=VALUE. Raises ConfigError, UnknownName."""
     known = Sampling.__dataclass_fields__.keys() - {"n", "seed"}
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals:
-            raise ConfigError(f"--set takes NAME=VALUE, as min_p=0.05, got {text!r}")
+            raise ConfigError(f"--set takes NAME=VALUE, e.g. min_p=0.05, got {text!r}")
         if name not in known:
             raise UnknownName.of("field of --set:", name, known)
         if name in found:
-            raise ConfigError(f"--set names {name} twice; write it once")
+            raise ConfigError(f"--set gives {name} twice; write it once")
         found[name] = _json(value.strip())
     return from_json(found)
 
 
 def _json(text: str) -> Any:
-    """A value as JSON writes it; any other text stands for itself."""
+    """The JSON value of a text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -308,12 +312,12 @@ def _json(text: str) -> Any:
 
 
 def _biases(texts: list[str]) -> dict[int, float]:
-    """Token id -> bias. Raises ConfigError for a token that comes twice."""
+    """Token id -> bias. Raises ConfigError for a repeated token."""
     biases: dict[int, float] = {}
     for token, bias in map(_bias, texts):
         if token in biases:
             raise ConfigError(
-                f"--logit-bias names token {token} twice, with {biases[token]:g} and {bias:g}; "
+                f"--logit-bias gives token {token} twice, with {biases[token]:g} and {bias:g}; "
                 "write one of them"
             )
         biases[token] = bias
@@ -325,36 +329,36 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(value)
     except ValueError:
-        raise ConfigError(f"--logit-bias must be ID=BIAS, as 42=-1.5, got {text!r}") from None
+        raise ConfigError(f"--logit-bias must be ID=BIAS, e.g. 42=-1.5, got {text!r}") from None
 
 
 def _controller(spec: str, nodes: int | None, depth: int | None) -> str:
-    """--nodes and --depth are short for a fixed controller."""
+    """The controller spec; --nodes and --depth select a fixed controller."""
     sizes = {"nodes": nodes, "depth": depth}
     given = {name: size for name, size in sizes.items() if size is not None}
     if not given:
         return spec
-    if spec not in (registry.CONTROLLER, "fixed"):
+    if spec not in (registry.DEFAULT_CONTROLLER, "fixed"):
         raise ConfigError(f"--nodes and --depth belong to controller 'fixed', not {spec!r}")
     return "fixed:" + ",".join(f"{k}={v}" for k, v in given.items())
 
 
 def _prompt(model: Model, prompt: str | list[int], chat: bool) -> str | list[int]:
-    """What the model is really shown."""
+    """The prompt after the chat template or the form of an embedded model."""
     if isinstance(prompt, str) and chat:
         return model.chat_prompt(prompt)
     return as_shown(model.name, prompt)
 
 
 def _hint_chat(model: Model, jobs: list[Job], chat: bool, is_quiet: bool) -> None:
-    """Names --chat where a model has a chat template and a prompt looks like plain text."""
+    """Suggests --chat if the model has a chat template and a prompt is plain text."""
     is_plain = any(isinstance(job.prompt, str) and "<|" not in job.prompt for job in jobs)
     if is_plain and model.tokenizer.has_chat_template and not chat and not is_quiet:
         notice("this model has a chat template; --chat applies it to the prompt")
 
 
 def _run(model: Model, jobs: list[Job], how: dict[str, Any], batch: int, output: Output) -> None:
-    """Runs all jobs; text goes out as it comes, samples as they finish."""
+    """Runs all jobs; prints text as it comes and samples as they finish."""
     prompts: Any = [job.prompt for job in jobs]
     run = model.run(prompts, [job.sampling for job in jobs], batch=batch, **how)
     output.begin()

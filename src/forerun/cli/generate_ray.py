@@ -1,4 +1,4 @@
-"""`forerun generate --engine ray`: a large file of prompts over many actors, resumable."""
+"""`forerun generate --engine ray`: runs a file of prompts on Ray actors; can be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.memory import kept
+from forerun.cli.memory import memory_saved
 from forerun.cli.output import (
     counted,
     logprob_lines,
@@ -35,17 +35,28 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 ENGINES = ("local", "ray")
-ACTORS = 2
-SILENCE = 30.0  # seconds between lines of progress where nobody sees them change
-FREE = {"engine", "actors", "out", "memory", "is_json", "verbose", "seed", "prompt", "prompt_file"}
+DEFAULT_ACTORS = 2
+PROGRESS_SECONDS = 30.0  # between progress lines without a terminal
+# settings that may differ when a run is resumed
+UNCHECKED_SETTINGS = {
+    "engine",
+    "actors",
+    "out",
+    "memory",
+    "is_json",
+    "verbose",
+    "seed",
+    "prompt",
+    "prompt_file",
+}
 
-LATER = {"constraint", "target", "fields"}  # settings that older partial results do not have
-Engine = Annotated[str, typer.Option("--engine", hidden=True)]  # local, or ray: a cluster
-Actors = Annotated[int | None, typer.Option("--actors", hidden=True)]  # engines of --engine ray
+NEW_SETTINGS = {"constraint", "target", "fields"}  # missing in older partial results
+Engine = Annotated[str, typer.Option("--engine", hidden=True)]  # local or ray
+Actors = Annotated[int | None, typer.Option("--actors", hidden=True)]  # engines on Ray
 
 
 def check(engine: str, actors: int | None) -> None:
-    """Raises ConfigError for an engine that is unknown or not installed, or too few actors."""
+    """Raises ConfigError for an unknown or missing engine, or a wrong number of actors."""
     if engine not in ENGINES:
         raise UnknownName.of("engine", engine, ENGINES)
     if engine == "ray":
@@ -59,14 +70,14 @@ def check(engine: str, actors: int | None) -> None:
 
 
 def seed_for(engine: str, out: Path | None) -> int:
-    """The seed of the run that this one goes on with, if there is one, else a new one."""
-    waiting = seed_of(out) if engine == "ray" else None
-    return secrets.randbits(31) if waiting is None else waiting
+    """The seed of the run that is resumed, or a new one."""
+    old = seed_of(out) if engine == "ray" else None
+    return secrets.randbits(31) if old is None else old
 
 
 @dataclass
 class Show:
-    """Samples in the order of the prompts as soon as all before them are there, and progress."""
+    """Prints samples in the order of the prompts, and progress."""
 
     partial: PartialResults
     asked: list[Request]
@@ -82,7 +93,7 @@ class Show:
         self.num_old, self.start, self.said = len(self.partial.held), time.monotonic(), 0.0
 
     def catch_up(self) -> None:
-        """Prints what can be printed by now."""
+        """Prints samples up to the first prompt that is not finished."""
         while self.num_shown < len(self.asked) and self.num_shown in self.partial.held:
             for record in self.partial.samples(self.num_shown):
                 self._json(record) if self.is_json else self._text(record)
@@ -95,10 +106,10 @@ class Show:
             self.num_samples += 1
 
     def progress(self) -> None:
-        """One line that changes on a terminal; elsewhere a line now and then."""
+        """Rewrites one line on a terminal; elsewhere prints a line every PROGRESS_SECONDS."""
         now, is_terminal = time.monotonic(), sys.stderr.isatty()
         is_last = len(self.partial.held) == len(self.asked)
-        if not is_terminal and not is_last and now - self.said < SILENCE:
+        if not is_terminal and not is_last and now - self.said < PROGRESS_SECONDS:
             return
         self.said = now
         line = progress_line(
@@ -111,7 +122,7 @@ class Show:
             notice(line)
 
     def footer(self) -> None:
-        """Statistics of what this run has made, for people."""
+        """Prints statistics of this run's samples."""
         if not self.is_json and self.num_samples:
             seconds = time.monotonic() - self.start
             for line in stats_lines(self.stats, self.num_samples, seconds):
@@ -136,7 +147,7 @@ class Show:
 
 
 def progress_line(done: int, total: int, old: int, seconds: float, stats: Stats) -> str:
-    """How far a run is and when it ends, by the pace of the prompts that it has finished itself."""
+    """Progress of a run; the time left follows from the prompts finished in this run."""
     here = done - old
     line = f"{done} of {counted(total, 'prompt')}"
     if here and seconds > 0:
@@ -148,7 +159,7 @@ def progress_line(done: int, total: int, old: int, seconds: float, stats: Stats)
 def run(
     given: dict[str, Any], jobs: list[Job], setup: Setup, call: str, seed: int, is_json: bool
 ) -> None:
-    """All prompts over the actors; whatever ends it, finished prompts are kept."""
+    """Runs all prompts on the actors; finished prompts are kept whatever ends it."""
     from forerun.integrations.ray_batch import ActorPool
     from forerun.models.generation_config import warn_of_defaults
     from forerun.models.paths import located
@@ -162,7 +173,7 @@ def run(
     settings = {
         name: value
         for name, value in given.items()
-        if name not in FREE and (value or name not in LATER)
+        if name not in UNCHECKED_SETTINGS and (value or name not in NEW_SETTINGS)
     }
     with PartialResults(given["out"], seed, settings, asked) as partial:
         show = Show(partial, asked, is_json, tokenizer)
@@ -171,14 +182,14 @@ def run(
             notice(f"{show.num_old} of {counted(len(asked), 'prompt')} were finished before")
         show.catch_up()
         if left:
-            warn_of_defaults(located(setup.model))  # nobody hears what the actors log
-            actors = min(given["actors"] or ACTORS, len(left))
-            with (  # Ray's own remarks are no results
+            warn_of_defaults(located(setup.model))  # logs of actors are not shown
+            actors = min(given["actors"] or DEFAULT_ACTORS, len(left))
+            with (  # Ray prints on standard output
                 redirect_stdout(sys.stderr),
                 ActorPool(setup, actors=actors, on_note=notice) as pool,
             ):
                 pool.check(left)
-                with kept(
+                with memory_saved(
                     pool,  # type: ignore[arg-type]
                     given["memory"],
                     setup.drafter,
@@ -214,7 +225,7 @@ def _work(pool: ActorPool, left: list[Request], jobs: list[Job], show: Show, cal
 def _say_interrupted(show: Show) -> None:
     done = f"{len(show.partial.held)} of {counted(len(show.asked), 'prompt')} finished"
     out = show.partial.out
-    where = f", kept in {partial_of(out)}; the same command goes on from there" if out else ""
+    where = f", kept in {partial_of(out)}; the same command resumes the run" if out else ""
     notice(f"interrupted: {done}{where}")
 
 
@@ -228,12 +239,12 @@ def _records(samples: list[Sample], one: Request, job: Job, call: str) -> list[d
 def _shown(
     tokenizer: Tokenizer, model: str, prompt: str | list[int], chat: bool
 ) -> str | list[int]:
-    """What the model is really shown."""
+    """The prompt after the chat template or the form of an embedded model."""
     return tokenizer.chat(prompt) if isinstance(prompt, str) and chat else as_shown(model, prompt)
 
 
 def _sample(record: dict[str, Any]) -> Sample:
-    """A sample as far as its log-probabilities are shown."""
+    """A sample with its log-probabilities, from its record."""
     from forerun.engine.generation import Sample
 
     fields = {name: record[name] for name in ("prompt_index", "index", "text", "tokens", "finish")}

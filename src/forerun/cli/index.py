@@ -1,4 +1,4 @@
-"""`forerun index`: build an index of a corpus, look at it, check it, ask it.
+"""`forerun index`: build, inspect, check and query an n-gram index.
 
 Status 0: done; 1: `check` found damage; 2: bad input; 130: interrupted.
 """
@@ -36,17 +36,17 @@ Where = Annotated[Path, typer.Argument(help="Folder of the index.", show_default
 Query = Annotated[str, typer.Argument(help="Text, or token ids with --ids.", show_default=False)]
 Terms = Annotated[list[str], typer.Argument(help="Text; several: each must be near the others.")]
 Tokenizer = Annotated[
-    str | None, typer.Option("--tokenizer", help="Must be the index's; without it, its own copy.")
+    str | None, typer.Option("--tokenizer", help="Tokenizer of the index; default: its own copy.")
 ]
 Support = Annotated[
-    int, typer.Option("--max-support", help="Occurrences that are read; 0: all, exact.")
+    int, typer.Option("--max-support", help="Most occurrences to read; 0: all, exact.")
 ]
 Whole = Annotated[
-    bool, typer.Option("--whole", help="The whole context, not its longest suffix that occurs.")
+    bool, typer.Option("--whole", help="Use the whole context, not its longest known suffix.")
 ]
-Window = Annotated[int, typer.Option("--window", help="Tokens that are shown of a document.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", help="Passages, different ones.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides which occurrences are shown.")]
+Window = Annotated[int, typer.Option("--window", help="Tokens to show per document.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", help="Number of different passages.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the shown occurrences.")]
 
 
 @app.command("build")
@@ -55,33 +55,33 @@ def build(
     sources: options.Sources,
     tokenizer: Annotated[
         str,
-        typer.Option(help="Model folder, tokenizer.json, hub id, bytes, or ids."),
+        typer.Option(help="Model folder, tokenizer.json, hub id, bytes or ids."),
     ] = "reasoner",
-    memory: Annotated[str, typer.Option(help="What sorting and merging may take.")] = "2GB",
+    memory: Annotated[str, typer.Option(help="Memory limit of sorting and merging.")] = "2GB",
     width: Annotated[str, typer.Option(help="Bytes per token: auto, 1, 2 or 4.")] = "auto",
-    shards: Annotated[int, typer.Option(min=1, help="Parts that are searched one by one.")] = 1,
+    shards: Annotated[int, typer.Option(min=1, help="Number of parts of the index.")] = 1,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that tokenise, or tasks on Ray; else one per core."),
+        typer.Option(min=1, help="Tokenising processes, or Ray tasks; default: one per core."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="local, or ray: tasks on a cluster that shares the folder.")
+        str, typer.Option(help="local, or ray: a cluster that shares the folder.")
     ] = "local",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads that sort; else one per core.")
+        int | None, typer.Option(min=1, help="Sorting threads; default: one per core.")
     ] = None,
-    field: Annotated[str, typer.Option(help="Where JSON lines and datasets have the text.")] = "",
+    field: options.TextField = "",
     split: options.Split = "file",
     on_error: options.OnError = "fail",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the index there, once this one is done.")
+        bool, typer.Option("--overwrite", help="Replace an existing index when this one is done.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Drop what a build that was cut short has left.")
+        bool, typer.Option("--restart", help="Discard an unfinished build and start again.")
     ] = False,
     is_json: options.Json = False,
 ) -> None:
-    """Build an index. A build that was cut short goes on when the same is asked for again."""
+    """Build an index. The same command resumes an interrupted build."""
     from forerun.bench.machine import num_cores
     from forerun.cli.index_show import Bars, lines, remarks, summary
     from forerun.ngrams.index.build import build as building
@@ -113,7 +113,7 @@ def build(
 
 @app.command("info")
 def info(index: Where, is_json: options.Json = False) -> None:
-    """Say what an index holds, how large it is and how it was built."""
+    """Show the contents, size and build of an index."""
     from forerun.cli.index_show import lines, remarks, summary
     from forerun.ngrams.index.build.manifest import read_manifest
 
@@ -125,11 +125,11 @@ def info(index: Where, is_json: options.Json = False) -> None:
 def check(
     index: Where,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also the order of the suffixes, not just checksums.")
+        bool, typer.Option("--deep", help="Also check the order of the suffixes.")
     ] = False,
     is_json: options.Json = False,
 ) -> None:
-    """Compare all files with what was written. Status 1 if any is damaged or missing."""
+    """Compare all files with their checksums. Status 1 if one is damaged or missing."""
     from forerun.cli.index_show import Bars
     from forerun.ngrams.index.build.check import check as run
 
@@ -158,7 +158,7 @@ def count(
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
 ) -> None:
-    """How often texts occur."""
+    """Count the occurrences of texts."""
     engine = load(index, tokenizer)
     tokens = [read_query(engine, query, ids) for query in queries]
     counts = engine.count_many(tokens).tolist()
@@ -173,13 +173,13 @@ def count(
 def prob(
     index: Where,
     context: Query,
-    following: Annotated[str, typer.Argument(help="What follows; its first token counts.")],
+    following: Annotated[str, typer.Argument(help="Following text; its first token is used.")],
     ids: options.AsIds = False,
     whole: Whole = False,
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
 ) -> None:
-    """Probability of a token after a context: of its longest suffix that occurs."""
+    """Show the probability of a token after a context's longest suffix in the corpus."""
     engine = load(index, tokenizer)
     tokens, after = read_query(engine, context, ids), read_query(engine, following, ids)
     if not after:
@@ -215,7 +215,7 @@ def ntd(
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
 ) -> None:
-    """What follows a context: the next-token distribution."""
+    """Show the next-token distribution after a context."""
     from forerun.cli.index_show import next_record
 
     engine = load(index, tokenizer)
@@ -244,16 +244,16 @@ def search(
     seed: Seed = 0,
     max_diff_tokens: Annotated[
         int,
-        typer.Option("--max-diff-tokens", min=0, help="Longest distance between several terms."),
+        typer.Option("--max-diff-tokens", min=0, help="Longest distance between terms in tokens."),
     ] = 100,
     max_clause_freq: Annotated[
         int,
-        typer.Option("--max-clause-freq", min=1, help="Of a commoner term a random share is used."),
+        typer.Option("--max-clause-freq", min=1, help="Occurrences of a term to use, at random."),
     ] = 50_000,
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
 ) -> None:
-    """Show passages that hold a text, or several near each other. "a|b" is either of two."""
+    """Show passages with a text, or with several near each other. "a|b" is either of two."""
     from forerun.cli.index_show import passage_record
     from forerun.ngrams.index.query import documents as passages
 
@@ -286,15 +286,15 @@ def attribute(
     index: Where,
     text: Annotated[str, typer.Argument(help="The text, or - for standard input.")],
     ids: options.AsIds = False,
-    min_length: Annotated[int, typer.Option("--min-length", help="Tokens of a span.")] = 5,
+    min_length: Annotated[int, typer.Option("--min-length", help="Least tokens of a span.")] = 5,
     max_count: Annotated[
         int,
-        typer.Option("--max-count", min=0, help="Leave out what occurs more often; 0: nothing."),
+        typer.Option("--max-count", min=0, help="Skip spans that occur more often; 0: no limit."),
     ] = 0,
     delimiters: Annotated[
-        str, typer.Option("--delimiters", help="No span holds a token of this text.")
+        str, typer.Option("--delimiters", help="Tokens of this text end a span.")
     ] = "",
-    words: Annotated[bool, typer.Option("--words", help="Spans start where a word does.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Start spans at word starts.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Spans to show; 0: all.")] = 20,
     documents: Annotated[int, typer.Option("--documents", help="Documents per span.")] = 1,
     window: Window = 50,
@@ -302,7 +302,7 @@ def attribute(
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
 ) -> None:
-    """Show which stretches of a text occur in the corpus, the unlikeliest first."""
+    """Show which spans of a text occur in the corpus, the unlikeliest first."""
     from forerun.cli.index_show import span_record
     from forerun.cli.prompts import STDIN, from_stdin
     from forerun.ngrams.index.query.attribution import novelty
@@ -343,7 +343,7 @@ def attribute(
 
 
 def builder(engine: str) -> Callable[..., Manifest]:
-    """What builds an index on an engine. Raises UnknownName; ConfigError where it is missing."""
+    """The build function of an engine. Raises UnknownName; ConfigError if it is missing."""
     if engine == "local":
         from forerun.ngrams.index.build.build import build
 
@@ -357,7 +357,7 @@ def builder(engine: str) -> Callable[..., Manifest]:
 
 
 def load(path: Path, tokenizer: str | None) -> Index:
-    """The index, open."""
+    """Opens the index."""
     from forerun.ngrams.index.query.engine import Index
     from forerun.utils import jit_cache
 
@@ -366,7 +366,7 @@ def load(path: Path, tokenizer: str | None) -> Index:
 
 
 def read_query(index: Index, text: str, is_ids: bool) -> list[int]:
-    """Token ids of a query. Raises DataError for what is neither text nor ids."""
+    """Token ids of a query. Raises DataError."""
     return read_ids(text) if is_ids else list(index.encoder.encode(text))
 
 

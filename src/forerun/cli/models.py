@@ -1,4 +1,4 @@
-"""`forerun models`: what is embedded, what was pulled, and what can be pulled."""
+"""`forerun models`: list embedded, pulled and available models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EMBEDDED = {
 STATES = {
     "embedded": "ships with forerun",
     "pulled": "on this machine",
-    "available": "forerun pull NAME fetches it",
+    "available": "fetch with forerun pull NAME",
 }
 
 
 def command(is_json: Json = False) -> None:
-    """List the models that are here, and those that can be pulled."""
+    """List installed models and models that can be pulled."""
     rows = listed()
     if is_json:
         for row in rows:
@@ -35,7 +35,7 @@ def command(is_json: Json = False) -> None:
             print(f"{state} ({meaning})")
         for row in found:
             print(f"  {row['name'].ljust(width)}  {_line(row)}")
-    notice("any model folder, hub id or .gguf file can be named, too")
+    notice("model folders, hub ids and .gguf files work too")
 
 
 def listed() -> list[dict[str, Any]]:

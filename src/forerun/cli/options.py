@@ -1,4 +1,4 @@
-"""Options that several subcommands share, and their checks before a model is loaded."""
+"""Options shared by several subcommands, and their checks before a model is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
-from forerun.cli._stdio import NO_UTF8
+from forerun.cli._stdio import NOT_UTF8
 from forerun.errors import ConfigError, DataError
 from forerun.utils.files import check_text
 
@@ -31,7 +31,7 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Folder, hub id, .gguf file or name (`forerun models`).",
+        help="Model: folder, hub id, .gguf file or name (see `forerun models`).",
         rich_help_panel=MODEL,
     ),
 ]
@@ -40,7 +40,7 @@ DrafterSpec = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="Method with options, as stand:context=4,entries=10.",
+        help="Draft method with options, e.g. stand:context=4,entries=10.",
         rich_help_panel=METHODS,
     ),
 ]
@@ -51,7 +51,7 @@ ControllerSpec = Annotated[
     str,
     typer.Option(
         "--controller",
-        help="Decides how much to draft, as fixed:nodes=32.",
+        help="Controller of the draft size, e.g. fixed:nodes=32.",
         rich_help_panel=METHODS,
     ),
 ]
@@ -59,7 +59,7 @@ TargetSpec = Annotated[
     str | None,
     typer.Option(
         "--target",
-        help="Target built around the model, as entropy_switch:small=draft,threshold=1.",
+        help="Target built around the model, e.g. entropy_switch:small=draft,threshold=1.",
         rich_help_panel=METHODS,
     ),
 ]
@@ -67,16 +67,16 @@ ConstraintSpecs = Annotated[
     list[str],
     typer.Option(
         "--constraint",
-        help="Changes the model's distribution, as corpus:index=FILE; may come again.",
+        help="Constraint on the model's distribution, e.g. corpus:index=FILE; repeatable.",
         rich_help_panel=METHODS,
     ),
 ]
 Batch = Annotated[
-    int, typer.Option("--batch", "-b", help="Sequences that run at once.", rich_help_panel=MODEL)
+    int, typer.Option("--batch", "-b", help="Batch size in sequences.", rich_help_panel=MODEL)
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Same seed and settings, same samples.", rich_help_panel=SAMPLING),
+    typer.Option("--seed", help="Random seed; makes samples repeatable.", rich_help_panel=SAMPLING),
 ]
 
 
@@ -90,7 +90,7 @@ Dtype = Annotated[
     str,
     typer.Option(
         "--dtype",
-        help="auto (the checkpoint's), bf16, fp16, fp32.",
+        help="Number type: auto (the checkpoint's), bf16, fp16 or fp32.",
         callback=_dtype,
         rich_help_panel=MODEL,
     ),
@@ -99,23 +99,23 @@ Weights = Annotated[
     str,
     typer.Option(
         "--weights",
-        help="auto (as stored), int8, int8:128 (finer scales); on a GPU also fp8, int4.",
+        help="Weight format: auto (as stored), int8 or int8:128 (finer scales); GPU: fp8, int4.",
         rich_help_panel=MODEL,
     ),
 ]
 Device = Annotated[
-    str, typer.Option("--device", help="auto, cpu, cuda, cuda:1.", rich_help_panel=MODEL)
+    str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:1.", rich_help_panel=MODEL)
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="For machines: JSON on standard output.", rich_help_panel=OUTPUT),
+    typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
         "-o",
-        help="Results as JSON lines, written as they come.",
+        help="File for results as JSON lines; each is written when it is finished.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -123,26 +123,28 @@ MemoryFile = Annotated[
     Path | None,
     typer.Option(
         "--memory",
-        help="What the drafter learns: loaded where it exists, then saved.",
+        help="File for what the drafter learns; loaded if it exists, saved at the end.",
         rich_help_panel=LEARNING,
     ),
 ]
 Tenant = Annotated[
     str,
     typer.Option(
-        "--tenant", help="Owner of the text: memories stay apart.", rich_help_panel=LEARNING
+        "--tenant",
+        help="Owner of the text; each tenant has its own memory.",
+        rich_help_panel=LEARNING,
     ),
 ]
 Prompt = Annotated[
     list[str],
-    typer.Option("--prompt", "-p", help="Prompt; may come again.", rich_help_panel=PROMPTS),
+    typer.Option("--prompt", "-p", help="Prompt; repeatable.", rich_help_panel=PROMPTS),
 ]
 PromptFile = Annotated[
     Path | None,
     typer.Option(
         "--prompt-file",
         "-f",
-        help="A text file is one prompt; .jsonl: an object with a prompt per line.",
+        help="Text file with one prompt, or .jsonl file with an object per prompt.",
         rich_help_panel=PROMPTS,
     ),
 ]
@@ -150,18 +152,21 @@ Number = Annotated[
     int, typer.Option("-n", min=1, help="Samples per prompt.", rich_help_panel=SAMPLING)
 ]
 Temperature = Annotated[
-    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
+    float,
+    typer.Option(
+        "--temperature", "-t", help="Sampling temperature; 0 is greedy.", rich_help_panel=SAMPLING
+    ),
 ]
 TopP = Annotated[
     float,
-    typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.", rich_help_panel=SAMPLING),
+    typer.Option("--top-p", help="Nucleus sampling; 1: off.", rich_help_panel=SAMPLING),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 MaxNewTokens = Annotated[
     int,
     typer.Option(
         "--max-new-tokens",
-        help="Longest text; the context may end it sooner.",
+        help="Maximum number of new tokens per sample.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -170,39 +175,40 @@ Stop = Annotated[
     typer.Option("--stop", help="Text that ends a sample.", rich_help_panel=SAMPLING),
 ]
 
-# of corpora and queries
-AsIds = Annotated[bool, typer.Option("--ids", help="The text is token ids, as '5 17 3'.")]
+# corpora and queries
+AsIds = Annotated[bool, typer.Option("--ids", help="Read texts as token ids, e.g. '5 17 3'.")]
 Queries = Annotated[list[str], typer.Argument(help="Texts, or token ids with --ids.")]
 Sources = Annotated[
     list[Path],
-    typer.Argument(help="Text, .jsonl (.gz, .zst), .parquet, folders, datasets on disk."),
+    typer.Argument(help="Text, .jsonl (.gz, .zst) or .parquet files, folders, saved datasets."),
 ]
+TextField = Annotated[str, typer.Option("--field", help="Text field of JSON lines and datasets.")]
 Split = Annotated[
-    str, typer.Option("--split", help="Document of a text file: file, paragraph, line.")
+    str, typer.Option("--split", help="What a document is in text files: file, paragraph or line.")
 ]
-OnError = Annotated[str, typer.Option("--on-error", help="Unreadable records: fail, or skip them.")]
+OnError = Annotated[str, typer.Option("--on-error", help="For unreadable records: fail or skip.")]
 
-UNBEGUN = "interrupted before anything was begun"
-SHOWN = 200  # characters of an option's value, where people see it
-PARTS = {"DrafterName": "drafter", "GrowerName": "grower"}  # what options name, and its kind
-PATIENCE = 1.0  # seconds without a word on a terminal
+EARLY_INTERRUPT = "interrupted before anything was begun"
+MAX_SHOWN_CHARS = 200  # of an option's value in notices
+PARTS = {"DrafterName": "drafter", "GrowerName": "grower"}  # annotation -> kind
+SLOW_SECONDS = 1.0  # until a notice is printed on a terminal
 
 
-def is_here(given: dict[str, Any]) -> bool:
-    """Whether the model runs in this process, and not where paths and devices are others."""
+def runs_locally(given: dict[str, Any]) -> bool:
+    """Whether the model runs in this process; elsewhere paths and devices differ."""
     return given.get("engine", "local") == "local"
 
 
 def check_parts(
-    *, here: bool = True, samplings: tuple[Sampling, ...] = (), **specs: str | Many[str] | None
+    *, is_local: bool = True, samplings: tuple[Sampling, ...] = (), **specs: str | Many[str] | None
 ) -> None:
-    """Refuses unknown methods and options, kind by kind, before anything slow happens.
+    """Checks the methods and options of each kind before anything slow happens.
 
-    Then a verifier that cannot judge the drafter's drafts, or serve what will be sampled. Unless
-    the parts are made `here`, nothing is looked for that an option names by its path.
+    Also checks that the verifier suits the drafter and the samplings.
+    is_local: the parts run in this process; otherwise paths are not checked.
     """
     made = {
-        kind: check_part(kind, spec, here)
+        kind: check_part(kind, spec, is_local)
         for kind, given in specs.items()
         for spec in ([given] if isinstance(given, str) else given or ())
     }
@@ -216,31 +222,33 @@ def check_parts(
         check_pair(drafter, verifier)
 
 
-def check_part(kind: str, spec: str, here: bool = True) -> Any:
-    """The part, made on trial; None for a target, and where it names what takes long to read."""
-    registry.check_options(kind, spec, here=here)
+def check_part(kind: str, spec: str, is_local: bool = True) -> Any:
+    """The part, made on trial; None for a target, or if an option refers to large files."""
+    registry.check_options(kind, spec, is_local=is_local)
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
-    named = {o: what for o, what in registry.named(cls).items() if o in given}
-    quick = set(PARTS) | ({"File"} if here else set())
+    named = {o: what for o, what in registry.reference_options(cls).items() if o in given}
+    quick = set(PARTS) | ({"File"} if is_local else set())
     for option, what in named.items():
         value = given[option]
         if what in PARTS and value != known[option].default:
             for inner in value if isinstance(value, tuple) else [value]:
-                if check_part(PARTS[what], inner, here) is None:
+                if check_part(PARTS[what], inner, is_local) is None:
                     quick.discard(what)
     for option, what in named.items():
         value = given[option]
-        if what == "Corpus" and here:
+        if what == "Corpus" and is_local:
             check_files(f"{option} of {kind} {name!r}", value)
         elif what == "ModelName" and value not in (None, known[option].default):
-            check_model(value, given.get("dtype", "auto"), given.get("device", "auto"), here=here)
+            check_model(
+                value, given.get("dtype", "auto"), given.get("device", "auto"), is_local=is_local
+            )
     is_quick = kind != "target" and quick.issuperset(named.values())
     return cls(**given) if is_quick else None
 
 
 def check_files(what: str, files: str | Many[str] | None, *, folders: bool = True) -> None:
-    """Raises DataError for one that is not there, or is a folder where `folders` are no use."""
+    """Raises DataError for a missing file, or for a folder unless `folders` are allowed."""
     for file in (files,) if isinstance(files, str) else files or ():
         path = Path(file).expanduser()
         if not file or not path.exists():
@@ -251,13 +259,13 @@ def check_files(what: str, files: str | Many[str] | None, *, folders: bool = Tru
 
 
 def check_out_folder(out: Path) -> None:
-    """Raises DataError for what cannot be the folder of --out."""
+    """Raises DataError if --out is a file."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; --out names a folder, give another")
 
 
 def check_folder_name(folder: Path) -> None:
-    """Raises DataError where no tokenizer could be saved: that takes names in UTF-8."""
+    """Raises DataError for a name that is not UTF-8: tokenizers cannot be saved there."""
     check_text(f"expected a folder with a name in UTF-8, but {str(folder)!r}", str(folder))
 
 
@@ -268,23 +276,23 @@ def check_model(
     batch: int = 1,
     weights: str = "auto",
     *,
-    here: bool = True,
+    is_local: bool = True,
 ) -> None:
-    """Refuses what needs no loading to be refused. Raises ConfigError, ModelError.
+    """Checks the options of a model without loading it. Raises ConfigError, ModelError.
 
-    Of a model on the hub its configuration is fetched, and nothing of one that is not loaded here.
+    Fetches the configuration of a model on the hub, unless the model runs elsewhere.
     """
     from forerun.models import paths as folder
     from forerun.runner.native.int8 import Rounding
 
-    if not 1 <= batch <= registry.LARGEST:
+    if not 1 <= batch <= registry.MAX_NUMBER:
         raise ConfigError(
-            f"--batch must be in 1..{registry.LARGEST}, got {batch}; 1 runs one at a time"
+            f"--batch must be in 1..{registry.MAX_NUMBER}, got {batch}; 1 runs one at a time"
         )
     folder.dtype_name(dtype)
     folder.check_device(device)
     Rounding.parse(weights)
-    if here:
+    if is_local:
         folder.check_folder(folder.model_folder(folder.located(name), folder.CONFIG))
 
 
@@ -297,17 +305,14 @@ def load(
     weights: str = "auto",
     target: str | None = None,
 ) -> Any:
-    """The model, with room for `batch` sequences or more. Raises ConfigError, ModelError.
-
-    Cells are allocated as they come; what steps cost is measured with several sequences.
-    """
+    """The model, with KV cache for at least `batch` sequences. Raises ConfigError, ModelError."""
     check_model(name, dtype, device, batch, weights)
     import forerun
     from forerun.cli._signals import exit_at_once
 
-    # imports may drop a Ctrl-C or die of it
-    with said_if_slow(f"loading {name} ..."), exit_at_once(UNBEGUN):
-        room = max(batch, registry.BATCH)
+    # imports may swallow KeyboardInterrupt
+    with notice_if_slow(f"loading {name} ..."), exit_at_once(EARLY_INTERRUPT):
+        room = max(batch, registry.DEFAULT_BATCH)
         how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights}
         loaded = forerun.load(name, max_seqs=room, target=target, **how)
     from forerun.cli.output import notice
@@ -318,11 +323,11 @@ def load(
 
 
 @contextmanager
-def said_if_slow(text: str) -> Iterator[None]:
-    """Says a text on a terminal if the block takes longer than people wait without a word."""
+def notice_if_slow(text: str) -> Iterator[None]:
+    """Prints a text on a terminal if the block takes longer than SLOW_SECONDS."""
     from forerun.cli.output import notice
 
-    timer = threading.Timer(PATIENCE, notice, [text])
+    timer = threading.Timer(SLOW_SECONDS, notice, [text])
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
@@ -333,16 +338,16 @@ def said_if_slow(text: str) -> Iterator[None]:
 
 
 def warm_up(model: Any = None, **specs: str) -> None:
-    """Compiles the kernels of the parts in use before the clock runs."""
+    """Compiles the kernels of the parts in use before timing starts."""
     works = [registry.make("verifier", specs.get("verifier", "speculative")).warm_up]
     if model is not None:
-        drafter = model.drafter(specs.get("drafter", registry.DRAFTER))
+        drafter = model.drafter(specs.get("drafter", registry.DEFAULT_DRAFTER))
         works += [model.target.warm_up, partial(drafter.bind, model.target)]
     warm(*works)
 
 
 def warm(*works: Callable[[], object]) -> None:
-    """Compiles the kernels of these parts, or loads them; says so where that is slow."""
+    """Compiles or loads the kernels of parts; prints the seconds if any were compiled."""
     import time
 
     from forerun.cli._signals import exit_at_once
@@ -351,7 +356,7 @@ def warm(*works: Callable[[], object]) -> None:
 
     watch, start = jit_cache.watch(notice), time.perf_counter()
     before = watch.num_compiled
-    with exit_at_once(UNBEGUN):
+    with exit_at_once(EARLY_INTERRUPT):
         for work in works:
             work()
     if watch.num_compiled > before:
@@ -359,16 +364,16 @@ def warm(*works: Callable[[], object]) -> None:
 
 
 def announce(ctx: typer.Context, **changed: Any) -> None:
-    """The call as a remark, its long values shortened."""
+    """Prints the call on standard error, with long values shortened."""
     from forerun.cli.output import notice
 
-    notice(f"# {call_line(ctx, SHOWN, **changed)}")
+    notice(f"# {call_line(ctx, MAX_SHOWN_CHARS, **changed)}")
 
 
 def call_line(ctx: typer.Context, most: int = sys.maxsize, /, **changed: Any) -> str:
-    """The call that does the same again: every option that is not at its default.
+    """The command line that repeats this call: every option that is not at its default.
 
-    Of a longer value than `most` characters the beginning is told, and how many more there are.
+    most: characters of a value; longer ones are cut.
     """
     words = [ctx.command_path]
     for param in ctx.command.params:
@@ -386,11 +391,11 @@ def call_line(ctx: typer.Context, most: int = sys.maxsize, /, **changed: Any) ->
 
 
 def _quoted(text: str, most: int = sys.maxsize) -> str:
-    """Shell quoting that stays on one line, and in UTF-8."""
+    """The text, quoted for the shell on one line of UTF-8."""
     if len(text) > most:
         text = f"{text[:most]}... ({len(text) - most} more characters)"
-    if "\n" not in text and not NO_UTF8.search(text):
+    if "\n" not in text and not NOT_UTF8.search(text):
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    escaped = NO_UTF8.sub(lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", escaped)
+    escaped = NOT_UTF8.sub(lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", escaped)
     return f"$'{escaped}'"

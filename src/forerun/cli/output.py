@@ -1,4 +1,4 @@
-"""What all subcommands write: text for people, JSON lines for machines, results that survive."""
+"""Output shared by subcommands: text, JSON lines, result files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,21 @@ if TYPE_CHECKING:
     from forerun.engine.generation import Sample
     from forerun.engine.stats import Stats
 
-WIDE = 200  # columns where nobody looks, so that a row stays a line
-STYLES = {"cyan": 36, "dim": 2}  # as terminals number them
+WIDE_COLUMNS = 200  # width without a terminal, so that a row stays on one line
+STYLES = {"cyan": 36, "dim": 2}  # ANSI codes
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Colours on a terminal, plain wide text elsewhere."""
+    """A rich console: colours on a terminal, plain wide text elsewhere."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDE
+    width = None if stream.isatty() else WIDE_COLUMNS
     return Console(file=stream, highlight=False, emoji=False, width=width)
 
 
-def painted(text: str, style: str, *, stderr: bool = False) -> None:
-    """A line in a style, "cyan" or "dim", on a terminal that shows any; plain elsewhere.
-
-    Without rich: its import takes longer than a small model's answer.
-    """
+def print_styled(text: str, style: str, *, stderr: bool = False) -> None:
+    """Prints a line in a style, "cyan" or "dim", on a terminal with colours; plain elsewhere."""
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         text = f"\x1b[{STYLES[style]}m{text}\x1b[0m"
@@ -44,20 +41,20 @@ def painted(text: str, style: str, *, stderr: bool = False) -> None:
 
 
 def notice(text: str) -> None:
-    """A remark for people, on standard error."""
+    """Prints a line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on standard output."""
+    """Prints one line of JSON on standard output."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 class Results:
-    """A file of JSON lines; every line that was finished stays, whatever happens later.
+    """A file of JSON lines; each is written whole or not at all.
 
-    Used in a `with`: a file that got no line is removed again. Raises DataError for a file that
-    exists, CapacityError when a line cannot be written.
+    A context manager: removes a new file without lines at the end. Raises DataError for an existing
+    file, CapacityError if a line cannot be written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -87,7 +84,7 @@ class Results:
             return
         start = os.lseek(self._file, 0, os.SEEK_END) if os.path.isfile(self.path or "") else None
         line = json.dumps(record, ensure_ascii=False) + "\n"
-        left = line.encode(errors="backslashreplace")  # \udcff, which JSON reads
+        left = line.encode(errors="backslashreplace")  # \udcff is valid JSON
         try:
             while left:
                 left = left[os.write(self._file, left) :]
@@ -100,7 +97,7 @@ class Results:
         self.count += 1
 
     def close(self) -> None:
-        """Ends the file; one that we made and that is empty goes."""
+        """Closes the file; removes it if it is new and empty."""
         if self._file is None:
             return
         is_empty = not self.count and not os.fstat(self._file).st_size
@@ -118,7 +115,7 @@ class Results:
 
 
 def sample_record(sample: Sample, prompt: str | list[int], seed: int, call: str) -> dict[str, Any]:
-    """A finished sample with all that is needed to make it again."""
+    """A finished sample as JSON, with all that is needed to repeat it."""
     record: dict[str, Any] = {
         "prompt_index": sample.prompt_index,
         "index": sample.index,
@@ -138,7 +135,7 @@ def sample_record(sample: Sample, prompt: str | list[int], seed: int, call: str)
 
 
 def logprob_lines(sample: Sample, decode: Callable[[list[int]], str]) -> list[str]:
-    """For people: a line per token with its log-probability, then the likeliest and theirs."""
+    """One line per token: its log-probability, then the likeliest other tokens."""
 
     def shown(token: int) -> str:
         return repr(decode([token]) or f"id {token}")  # special tokens have no text
@@ -151,7 +148,7 @@ def logprob_lines(sample: Sample, decode: Callable[[list[int]], str]) -> list[st
 
 
 def stats_lines(stats: Stats, num_samples: int, seconds: float) -> list[str]:
-    """Statistics for people; definitions in docs/structure.md."""
+    """Statistics as text; definitions in docs/structure.md."""
     lines = [
         f"{counted(num_samples, 'sample')}, {counted(stats.generated, 'token')} in "
         f"{seconds:.1f} s: {stats.generated / max(seconds, 1e-9):.1f} tokens/s",
@@ -167,7 +164,7 @@ def stats_lines(stats: Stats, num_samples: int, seconds: float) -> list[str]:
 
 
 def time_split(stats: Stats) -> str:
-    """Shares of the engine's time by phase."""
+    """Shares of the engine's time by phase, as text."""
     total = sum(stats.seconds.values()) or 1.0
     names = {"draft": "draft", "forward": "target pass", "verify": "verify", "other": "other"}
     return ", ".join(

@@ -1,4 +1,4 @@
-"""Where prompts come from: options, text files, JSON lines, standard input."""
+"""Reads prompts from options, text files, JSON lines and standard input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.utils.files import check_text, parsed
 
 STDIN = "-"
-MOST_BYTES = 1 << 30  # of prompts: what never ends would fill the memory
-PIECE = 1 << 20  # bytes that are read at once: room is taken for what has come
-RESULT = {"index", "text", "tokens", "finish", "stats"}  # what marks a line of --out
+MAX_PROMPT_BYTES = 1 << 30  # of one input: an endless one would fill the memory
+READ_BYTES = 1 << 20  # per read
+RESULT_FIELDS = {"index", "text", "tokens", "finish", "stats"}  # mark a line of --out
 
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt, what is asked of it, and the name it came with."""
+    """One prompt with its sampling and id."""
 
     prompt: str | list[int]
     sampling: Sampling
@@ -30,16 +30,16 @@ class Job:
 
 
 def read_jobs(prompts: Many[str], file: Path | None, sampling: Sampling) -> list[Job]:
-    """Prompts of the options, then of the file; without either, all of standard input.
+    """Prompts of the options, then of the file; standard input if there are none.
 
-    "-" in place of a prompt or of the file is standard input, too.
+    "-" as a prompt or as the file is standard input.
     """
     if not prompts and file is None:
         if sys.stdin is None or sys.stdin.isatty():
             raise ConfigError("there is no prompt; give --prompt, --prompt-file, or pipe text in")
         prompts = [STDIN]
     if [*prompts, str(file)].count(STDIN) > 1:
-        raise ConfigError(f"standard input can be read once, but {STDIN!r} came again; drop one")
+        raise ConfigError(f"{STDIN!r} is given twice; standard input can be read only once")
     jobs: list[Job] = []
     for prompt in prompts:
         jobs += _from_stdin(sampling) if prompt == STDIN else [_from_option(prompt, sampling)]
@@ -49,35 +49,34 @@ def read_jobs(prompts: Many[str], file: Path | None, sampling: Sampling) -> list
 
 
 def as_shown(model: str, prompt: str | list[int]) -> str | list[int]:
-    """The prompt as a model is shown it: the embedded ones learned problems in one form."""
+    """The prompt in the form that the embedded models learned; unchanged for other models."""
     is_text = isinstance(prompt, str) and is_embedded(model)
     return as_problem(prompt) if is_text else prompt  # type: ignore[arg-type]
 
 
 def from_stdin() -> str:
-    """All of standard input. Raises DataError if it is closed, too large, or no text."""
+    """All of standard input. Raises DataError if it is closed, too large or not text."""
     if sys.stdin is None:
         raise DataError("standard input is closed; give the text by an option or in a file")
     return _read("standard input", getattr(sys.stdin, "buffer", sys.stdin))
 
 
 def _read(where: str, opened: IO[Any]) -> str:
-    """All of a file. Raises DataError for what is too large, or no text."""
+    """All of a file. Raises DataError if it is too large or not text."""
     pieces, size = [opened.read(0)], 0
-    while piece := opened.read(PIECE):
+    while piece := opened.read(READ_BYTES):
         pieces.append(piece)
         size += len(piece)
-        if size > MOST_BYTES:
+        if size > MAX_PROMPT_BYTES:
             raise DataError(
-                f"{where} holds more than {MOST_BYTES >> 20} MiB, or never ends; divide it into "
-                "several files"
+                f"{where} has more than {MAX_PROMPT_BYTES >> 20} MiB; split it into several files"
             )
     data = pieces[0].join(pieces)
     return data if isinstance(data, str) else _decoded(where, data)
 
 
 def _decoded(where: str, data: bytes) -> str:
-    """UTF-8, with or without a byte order mark; Windows line ends become plain ones."""
+    """Text of UTF-8 bytes, without byte order mark and Windows line ends. Raises DataError."""
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -95,7 +94,7 @@ def _from_option(prompt: str, sampling: Sampling) -> Job:
 
 
 def _from_stdin(sampling: Sampling) -> list[Job]:
-    """One text, or JSON lines: then the first line is an object with a prompt."""
+    """Prompts of standard input: JSON lines if the first line is an object with a prompt."""
     text = from_stdin()
     jobs = _jobs("standard input", text, is_jsonl(text), sampling)
     if not jobs:
@@ -123,7 +122,7 @@ def _from_file(file: Path, sampling: Sampling) -> list[Job]:
 
 
 def is_jsonl(text: str) -> bool:
-    """Whether the first line that is not blank is a JSON object with a prompt, sound or not."""
+    """Whether the first line that is not blank is a JSON object with a prompt."""
     first = text.lstrip().partition("\n")[0]
     try:
         record = json.loads(first) if first.startswith("{") else None
@@ -156,7 +155,7 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise DataError(f"{where} has an empty prompt; expected a text or a list of token ids")
     name = record.pop("id", None)
-    if record.keys() >= RESULT:  # a line that --out wrote: its prompt is asked again
+    if record.keys() >= RESULT_FIELDS:  # a line of --out: only its prompt is used
         record = {}
     known = {f.name for f in fields(Sampling)}
     for key in record:
@@ -175,5 +174,5 @@ def _is_prompt(prompt: Any) -> bool:
 
 
 def _without_last_break(text: str) -> str:
-    """Editors and `echo` end a text with a line break that nobody meant."""
+    """The text without the last line break, which editors and `echo` add."""
     return text.removesuffix("\n").removesuffix("\r")

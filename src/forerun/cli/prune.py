@@ -1,4 +1,4 @@
-"""`forerun prune NAME`: makes a smaller model; options are those of the pruner."""
+"""`forerun prune NAME`: make a smaller model; options are those of the pruner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.compression.base import Pruner
 from forerun.errors import DataError
 
 Source = Annotated[str, typer.Argument(help="Folder, hub id or name of the model to prune.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="New folder of the pruned model.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="New folder for the pruned model.")]
 
 
 def every(source: Source, out: Out) -> None:

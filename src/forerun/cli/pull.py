@@ -1,4 +1,4 @@
-"""`forerun pull`: fetches a real model into the user's cache, or removes it."""
+"""`forerun pull`: fetch a real model into the user's cache, or remove it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from forerun.cli.output import notice
 from forerun.models import pull as pulling
 from forerun.models.pull import Progress
 
-SHOWN_EVERY = 0.5  # seconds between two states of the line
+SHOWN_EVERY = 0.5  # seconds between updates of the line
 DOING = {pulling.FETCH: "fetching", pulling.CONVERT: "converting"}
 
 Name = Annotated[str, typer.Argument(help="smollm2, qwen-coder, gemma3; see `forerun models`.")]
-Remove = Annotated[bool, typer.Option("--remove", help="Delete it from the cache.")]
+Remove = Annotated[bool, typer.Option("--remove", help="Delete the model from the cache.")]
 
 
 def command(name: Name, remove: Remove = False) -> None:
@@ -38,7 +38,7 @@ def command(name: Name, remove: Remove = False) -> None:
     except KeyboardInterrupt:
         line.end()
         kept, many = pulling.num_parts_here(name), len(download.parts)
-        notice(f"interrupted: {kept} of {many} parts are kept; the same command goes on with them")
+        notice(f"interrupted: {kept} of {many} parts are kept; the same command resumes")
         raise typer.Exit(130) from None
     except BaseException:
         line.end()
@@ -54,11 +54,11 @@ def command(name: Name, remove: Remove = False) -> None:
 
 def _remove(name: str) -> None:
     folder = pulling.remove(name)
-    notice(f"removed {folder}" if folder else f"{pulling.known(name).name} was not here")
+    notice(f"removed {folder}" if folder else f"{pulling.known(name).name} is not in the cache")
 
 
 class Line:
-    """One line of progress that is rewritten on a terminal; elsewhere a line for every part."""
+    """Progress of a pull: one line, rewritten, on a terminal; elsewhere a line per part."""
 
     def __init__(self, name: str) -> None:
         self.name, self.is_terminal = name, sys.stderr.isatty()
@@ -67,7 +67,7 @@ class Line:
         self._width = 0
 
     def show(self, progress: Progress) -> None:
-        """Prints how far a pull is, if it is time to."""
+        """Prints the progress, at most every SHOWN_EVERY seconds or once per part."""
         at, now = (progress.step, progress.part), time.monotonic()
         is_new, is_done = at != self._last, progress.done == progress.total
         if self.is_terminal:
@@ -80,14 +80,14 @@ class Line:
         self._last = at
 
     def end(self) -> None:
-        """Leaves the line."""
+        """Ends the line."""
         if self._width:
             print(file=sys.stderr, flush=True)
             self._width = 0
 
 
 def described(name: str, progress: Progress) -> str:
-    """A state of a pull in words."""
+    """The progress of a pull as text."""
     doing = DOING[progress.step]
     part = f" part {progress.part} of {progress.num_parts}," if progress.num_parts > 1 else ""
     size = f" {progress.done / 1e6:,.1f} of {progress.total / 1e6:,.1f} MB"

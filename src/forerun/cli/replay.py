@@ -1,4 +1,4 @@
-"""`forerun replay`: what deterministic drafts would have gained on recorded text; no model."""
+"""`forerun replay`: measure deterministic drafts on recorded text, without a model."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from forerun.bench.replay.recording import Trace
     from forerun.bench.replay.replay import Replayed
 
-Files = Annotated[list[Path], typer.Argument(help="JSON or JSON lines, also .gz.")]
+Files = Annotated[list[Path], typer.Argument(help="JSON or JSON lines files, also .gz.")]
 TokenizerName = Annotated[
-    str, typer.Option("--tokenizer", help="Model folder, hub id, or a tokenizer.json (.gz).")
+    str, typer.Option("--tokenizer", help="Model folder, hub id or tokenizer.json (.gz).")
 ]
-Drafters = Annotated[list[str], typer.Option("--drafter", "-d", help="Method; may come again.")]
+Drafters = Annotated[list[str], typer.Option("--drafter", "-d", help="Draft method; repeatable.")]
 Nodes = Annotated[int, typer.Option("--nodes", help="Draft nodes per step.")]
-Depth = Annotated[int, typer.Option("--depth", help="Longest draft.")]
-Prompts = Annotated[int | None, typer.Option("--prompts", help="Only the first so many prompts.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Of each sample.")]
-PromptField = Annotated[str, typer.Option("--prompt-field", help="Field of a record.")]
+Depth = Annotated[int, typer.Option("--depth", help="Most tokens of a draft.")]
+Prompts = Annotated[int | None, typer.Option("--prompts", help="Number of prompts; default: all.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens of a sample.")]
+PromptField = Annotated[str, typer.Option("--prompt-field", help="Field with the prompt.")]
 TextField = Annotated[
-    list[str], typer.Option("--text-field", help="Field of a record; may come again: joined.")
+    list[str], typer.Option("--text-field", help="Field with the text; several are joined.")
 ]
 SHOWN = (1, 2, 4, 8, 12, 16, 32, 64)  # trajectories that get a column
 
@@ -57,7 +57,7 @@ def command(
     loaded = load_tokenizer(tokenizer)
     traces = to_traces(recordings, loaded, max_tokens)
     if not traces:
-        raise DataError("the files hold no text; expected prompts with samples")
+        raise DataError("the files contain no text; give prompts with samples")
     from forerun import registry
     from forerun.bench.replay.replay import check_can_replay, overlap, replay
     from forerun.core.records import Plan

@@ -1,4 +1,4 @@
-"""`forerun seal`: passages found by generating n-grams of them; trains the generator, searches."""
+"""`forerun seal`: train a SEAL generator of passages' n-grams, and search with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     no_args_is_help=True,
-    help="Find passages by generating n-grams of them (SEAL).",
+    help="Find passages by generating their n-grams (SEAL).",
 )
 
 Run = Annotated[Path, typer.Argument(help="Folder of the generator and index.")]
@@ -30,14 +30,17 @@ Run = Annotated[Path, typer.Argument(help="Folder of the generator and index.")]
 @app.command("build")
 def build(
     run: Run,
-    passages: Annotated[Path, typer.Argument(help="JSON lines with a title and a body each.")],
-    minutes: Annotated[float, typer.Option(min=0.01, help="Training time, over all calls.")] = 10.0,
+    passages: Annotated[Path, typer.Argument(help="JSON lines with fields title and body.")],
+    minutes: Annotated[float, typer.Option(min=0.01, help="Total training time.")] = 10.0,
     held_out: Annotated[
-        int, typer.Option(min=1, help="Passages that give no questions to train on.")
+        int, typer.Option(min=1, help="Passages to exclude from training questions.")
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Decides weights, questions and order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
-    """Index passages and train a generator on them. The same call goes on with longer --minutes."""
+    """Index passages and train a generator on them.
+
+    The same command with more --minutes continues training.
+    """
     from forerun.cli._progress import Display
     from forerun.training.recipes.seal import Seal
 
@@ -47,7 +50,7 @@ def build(
         try:
             lines = recipe.train(run, resume=True, watch=display.draw)
         except KeyboardInterrupt:
-            typer.echo("\nstopped and saved; give the same command again to continue")
+            typer.echo("\nstopped and saved; the same command continues")
             raise typer.Exit(130) from None
     for line in lines:
         typer.echo(line)
@@ -56,20 +59,20 @@ def build(
 @app.command("search")
 def search(
     run: Run,
-    queries: Annotated[list[str], typer.Argument(help="What is asked.")],
+    queries: Annotated[list[str], typer.Argument(help="Queries.")],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Passages to show.")] = 5,
-    score: Annotated[str, typer.Option(help="intersective, lm_fm or lm.")] = "intersective",
-    beams: Annotated[int, typer.Option(min=1, help="Beams of the search for n-grams.")] = 15,
-    ngrams: Annotated[int, typer.Option(min=0, help="N-grams to show beside them.")] = 0,
+    score: Annotated[str, typer.Option(help="Score: intersective, lm_fm or lm.")] = "intersective",
+    beams: Annotated[int, typer.Option(min=1, help="Beam width of the n-gram search.")] = 15,
+    ngrams: Annotated[int, typer.Option(min=0, help="N-grams to show per query.")] = 0,
     is_json: options.Json = False,
 ) -> None:
-    """Show the passages that generated n-grams lead to, best first."""
+    """Show the passages that the generated n-grams find, best first."""
     from forerun.retrieval.seal import Options, Seal
     from forerun.training.recipes import seal as recipe
 
     for part in (recipe.MODEL, recipe.INDEX):
         if not (run / part).exists():
-            raise DataError(f"{run} has no {part}; make one with `forerun seal build`")
+            raise DataError(f"{run} has no {part}; make it with `forerun seal build`")
     seal = Seal(*recipe.load(run), Options(beams=beams))
     for query, found in zip(queries, seal.search(queries, k=limit, score=score), strict=True):
         record = record_of(seal, query, found, ngrams)
@@ -84,7 +87,7 @@ def search(
 
 
 def record_of(seal: Seal, query: str, found: SearchResult, ngrams: int) -> dict[str, Any]:
-    """An answer as JSON."""
+    """The result of a query as JSON."""
     from forerun.retrieval.seal import top_ngrams
 
     rows = zip(found.passages.tolist(), found.scores.tolist(), strict=True)

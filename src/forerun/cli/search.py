@@ -1,4 +1,4 @@
-"""`forerun search NAME`: spends samples on a better answer; options are those of the method."""
+"""`forerun search NAME`: search for a better answer; options are those of the method."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import typer
 
 from forerun import registry
 from forerun.cli import _signature, options
-from forerun.cli.memory import check_kept, kept
-from forerun.cli.output import Results, notice, painted, print_json, stats_lines
+from forerun.cli.memory import check_memory_file, memory_saved
+from forerun.cli.output import Results, notice, print_json, print_styled, stats_lines
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.core.sampling import Sampling
 from forerun.utils.signals import delayed_interrupt
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.search.base import Search, Searched
 
-FIRST = "best_of"  # the method of a line that names none
+DEFAULT_METHOD = "best_of"
 ALIASES = {"beam": "step_beam"}
 SAMPLING = ("temperature", "top_p", "max_new_tokens")
 PARTS = ("drafter", "verifier", "controller", "constraint")
@@ -34,7 +34,7 @@ Batch = Annotated[
     typer.Option(
         "--batch",
         "-b",
-        help="Sequences that run at once; all, if not given.",
+        help="Batch size in sequences; default: all.",
         rich_help_panel=options.MODEL,
     ),
 ]
@@ -58,20 +58,20 @@ def drawing(
     top_p: options.TopP = 1.0,
     stop: options.Stop = [],  # noqa: B006
     seed: options.Seed = None,
-    drafter: options.DrafterSpec = registry.DRAFTER,
-    verifier: options.VerifierSpec = registry.VERIFIER,
-    controller: options.ControllerSpec = registry.CONTROLLER,
+    drafter: options.DrafterSpec = registry.DEFAULT_DRAFTER,
+    verifier: options.VerifierSpec = registry.DEFAULT_VERIFIER,
+    controller: options.ControllerSpec = registry.DEFAULT_CONTROLLER,
     target: options.TargetSpec = None,
     constraint: options.ConstraintSpecs = [],  # noqa: B006
     batch: Batch = None,
     memory: options.MemoryFile = None,
     tenant: options.Tenant = "",
 ) -> None:
-    """Options of a search that draws samples."""
+    """Options of a search that samples."""
 
 
 class Group(_signature.Methods):
-    """Search methods; a line without one, or with --method, is read as it was before."""
+    """Search methods; also accepts the older form without a method, or with --method."""
 
     kind, aliases = "search", ALIASES
 
@@ -95,7 +95,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     help=(
-        "Spend samples on a better answer. Without a METHOD the line is one of best_of; "
+        "Search for a better answer. The default METHOD is best_of; "
         "`forerun search METHOD --help` shows the options of a method."
     ),
 )
@@ -107,10 +107,10 @@ def _root() -> None:
 
 
 def _with_name(args: list[str]) -> list[str]:
-    """The line with its method in front: that of --method, or the first one."""
+    """The arguments with the method first: that of --method, or DEFAULT_METHOD."""
     if not args:
         is_piped = sys.stdin is not None and not sys.stdin.isatty()
-        return [FIRST] if is_piped else args
+        return [DEFAULT_METHOD] if is_piped else args
     for i, word in enumerate(args):
         flag, equals, value = word.partition("=")
         if flag == "--method":
@@ -118,11 +118,11 @@ def _with_name(args: list[str]) -> list[str]:
             named = value if equals else "".join(args[i + 1 : i + 2])
             return [named, *args[:i], *rest]
     is_own = args[0].startswith("-") and args[0] != "--help"
-    return [FIRST, *args] if is_own else args
+    return [DEFAULT_METHOD, *args] if is_own else args
 
 
 def _command(cls: type[Search], ctx: typer.Context, given: dict[str, Any]) -> None:
-    """One search over all prompts."""
+    """Runs one search on all prompts."""
     seed = given.get("seed")
     seed = secrets.randbits(31) if seed is None and cls.draws else seed
     given = given | {"seed": seed}
@@ -139,13 +139,13 @@ def _command(cls: type[Search], ctx: typer.Context, given: dict[str, Any]) -> No
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:
-    """What is asked of every trajectory. Raises ConfigError."""
+    """The sampling of every trajectory. Raises ConfigError."""
     own = {name: given[name] for name in SAMPLING if name in given}
     return Sampling(**own, stop=tuple(given.get("stop", ())), seed=given["seed"])
 
 
 def _check(cls: type[Search], given: dict[str, Any], jobs: list[Job]) -> None:
-    """Refuses what needs no model to be refused. Raises ConfigError, DataError, ModelError."""
+    """Checks the options without a model. Raises ConfigError, DataError, ModelError."""
     if cls.draws:
         specs = {kind: given[kind] for kind in (*PARTS, "target")}
         options.check_parts(samplings=tuple(job.sampling for job in jobs), **specs)
@@ -154,7 +154,7 @@ def _check(cls: type[Search], given: dict[str, Any], jobs: list[Job]) -> None:
         given["model"], given["dtype"], given["device"], 1 if batch is None else batch
     )
     if given.get("memory") is not None:
-        check_kept(given["memory"])
+        check_memory_file(given["memory"])
 
 
 def _made(cls: type[Search], given: dict[str, Any]) -> Search:
@@ -167,10 +167,10 @@ def _made(cls: type[Search], given: dict[str, Any]) -> Search:
 def _run(
     search: Search, given: dict[str, Any], jobs: list[Job], results: Results, call: str
 ) -> None:
-    """One prompt after another; whatever ends it, finished ones are out."""
+    """Runs prompts in order; finished ones are kept whatever ends it."""
     num_done = 0
     try:
-        room = (given.get("batch") or search.n) + search.n  # cells of stems are kept, too
+        room = (given.get("batch") or search.n) + search.n  # KV cells of prefixes stay cached
         how: dict[str, Any] = {name: given[name] for name in ("dtype", "device")}
         model = options.load(given["model"], batch=room, target=given.get("target"), **how)
         for job, found, seconds in _searches(search, model, given, jobs):
@@ -188,7 +188,7 @@ def _run(
 
 
 def _searches(search: Search, model: Model, given: dict[str, Any], jobs: list[Job]) -> Any:
-    """Each job with what was found for it and how long that took."""
+    """Yields each job with its result and seconds."""
     if not search.draws:
         for job in jobs:
             yield job, *_timed(search, model, job, {"max_new_tokens": given["max_new_tokens"]})
@@ -196,7 +196,7 @@ def _searches(search: Search, model: Model, given: dict[str, Any], jobs: list[Jo
     how = {kind: given[kind] for kind in (*PARTS, "batch", "tenant")}
     options.warm_up(model, drafter=given["drafter"], verifier=given["verifier"])
     is_quiet = given["is_json"]
-    with kept(model, given["memory"], given["drafter"], given["tenant"], is_quiet=is_quiet):
+    with memory_saved(model, given["memory"], given["drafter"], given["tenant"], is_quiet=is_quiet):
         for i, job in enumerate(jobs):
             own = how | {"sampling": replace(job.sampling, n=1), "prompt_index": i}
             yield job, *_timed(search, model, job, own)
@@ -209,7 +209,7 @@ def _timed(search: Search, model: Model, job: Job, how: dict[str, Any]) -> tuple
 
 
 def _show(found: Any, seconds: float) -> None:
-    """What was chosen on standard output; remarks and statistics on standard error."""
+    """Prints the answer on standard output, notes and statistics on standard error."""
     print(found.shown(), flush=True)
     lines = found.remarks(seconds)
     if hasattr(found, "stats"):
@@ -219,4 +219,4 @@ def _show(found: Any, seconds: float) -> None:
             statistics[0] += f"; {tokens} of them in texts that were abandoned"
         lines += statistics
     for line in lines:
-        painted(line, "dim", stderr=True)
+        print_styled(line, "dim", stderr=True)

@@ -1,4 +1,4 @@
-"""`forerun serve`: a model behind an OpenAI-compatible HTTP interface."""
+"""`forerun serve`: serve a model over an OpenAI-compatible HTTP API."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from forerun.serving.settings import Settings
     from forerun.serving.tenants import Keys
 
-KEYS = "FORERUN_API_KEYS"  # keys divided by commas; a command line would show them to everybody
-UNSERVED = "interrupted before anything was served"
-LEAST_CONTEXT = 2  # tokens: one to begin with, and one that is said
-SETTINGS = (  # fields of `Settings` that have an option of their name,
+KEYS_VARIABLE = "FORERUN_API_KEYS"  # keys, separated by commas
+EARLY_INTERRUPT = "interrupted before anything was served"
+MIN_CONTEXT_TOKENS = 2  # one of the prompt and one of the answer
+SETTINGS = (  # fields of `Settings` with an option of the same name
     "verifier",
     "controller",
     "allow_lossy",
@@ -40,12 +40,12 @@ SETTINGS = (  # fields of `Settings` that have an option of their name,
     "max_body",
     "drain",
 )
-OPTIONS = {
+OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
     "methods": "method",
     "constraints": "constraint",
-}  # and those of another one
-REASONER = (
+}
+REASONER_TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.role == 'assistant' %}{{ m.content }}\n\n"
     "{% elif m.role == 'user' %}Problem: {{ m.content | trim }}\nSolution:\n{% endif %}"
@@ -53,49 +53,51 @@ REASONER = (
 )
 
 ModelName = Annotated[str, typer.Argument(help="Folder, hub id, .gguf file or name.")]
-Host = Annotated[str, typer.Option("--host", help="Address to listen at; 0.0.0.0 is all.")]
-Port = Annotated[int, typer.Option("--port", help="0 takes a free one.")]
-Name = Annotated[str | None, typer.Option("--name", help="What clients call the model.")]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0: all.")]
+Port = Annotated[int, typer.Option("--port", help="Port; 0: a free one.")]
+Name = Annotated[str | None, typer.Option("--name", help="Model name for clients.")]
 Default = Annotated[
-    str | None, typer.Option("--drafter", "-d", help="Method of requests that name none.")
+    str | None, typer.Option("--drafter", "-d", help="Default draft method of requests.")
 ]
 Method = Annotated[
     list[str],
-    typer.Option("--method", help="One more that requests may name, NAME or NAME=SPEC."),
+    typer.Option("--method", help="Further draft method for requests, NAME or NAME=SPEC."),
 ]
 Constraint = Annotated[
     list[str],
     typer.Option(
         "--constraint",
-        help="One that requests may name, NAME or NAME=SPEC, as book=corpus:index=FILE.",
+        help="Constraint for requests, NAME or NAME=SPEC, e.g. book=corpus:index=FILE.",
         rich_help_panel=options.METHODS,
     ),
 ]
 Engines = Annotated[
     int,
-    typer.Option("--replicas", min=1, help="Engines behind the port, on a Ray cluster if not 1."),
+    typer.Option("--replicas", min=1, help="Number of engines; more than 1 needs a Ray cluster."),
 ]
 Lossy = Annotated[
-    bool, typer.Option("--allow-lossy", help="Accept a verifier that changes the law.")
+    bool, typer.Option("--allow-lossy", help="Accept a verifier that changes the distribution.")
 ]
-MaxSeqs = Annotated[int, typer.Option("--max-seqs", help="Sequences that run at once.")]
+MaxSeqs = Annotated[int, typer.Option("--max-seqs", help="Largest batch size in sequences.")]
 MaxWaiting = Annotated[
-    int, typer.Option("--max-waiting", help="Requests of one tenant that may wait; then 429.")
+    int, typer.Option("--max-waiting", help="Waiting requests per tenant; more get 429.")
 ]
 MaxSamples = Annotated[
-    int, typer.Option("--max-samples", help="Sequences of one request: prompts times n.")
+    int, typer.Option("--max-samples", help="Sequences per request: prompts times n.")
 ]
-MaxNodes = Annotated[int, typer.Option("--max-nodes", help="Largest max_nodes of a request.")]
-MaxBody = Annotated[int, typer.Option("--max-body", help="Bytes of a request.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds a request may take.")]
+MaxNodes = Annotated[int, typer.Option("--max-nodes", help="Largest draft tree of a request.")]
+MaxBody = Annotated[int, typer.Option("--max-body", help="Size limit of a request in bytes.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Time limit of a request in seconds.")]
 Drain = Annotated[float, typer.Option("--drain", help="Seconds to finish after a signal.")]
-Context = Annotated[int | None, typer.Option("--context", help="Shorter than the model's own.")]
+Context = Annotated[
+    int | None, typer.Option("--context", help="Context length; default: the model's.")
+]
 KeyFile = Annotated[
     Path | None,
-    typer.Option("--api-keys", help=f"File of lines TENANT:KEY or KEY; or set {KEYS}."),
+    typer.Option("--api-keys", help=f"File of lines KEY or TENANT:KEY; or set {KEYS_VARIABLE}."),
 ]
 Template = Annotated[
-    Path | None, typer.Option("--chat-template", help="Jinja file in place of the model's own.")
+    Path | None, typer.Option("--chat-template", help="Jinja file that replaces the model's.")
 ]
 
 
@@ -107,8 +109,8 @@ def command(
     name: Name = None,
     drafter: Default = None,
     method: Method = [],  # noqa: B006
-    verifier: options.VerifierSpec = registry.VERIFIER,
-    controller: options.ControllerSpec = registry.CONTROLLER,
+    verifier: options.VerifierSpec = registry.DEFAULT_VERIFIER,
+    controller: options.ControllerSpec = registry.DEFAULT_CONTROLLER,
     target: options.TargetSpec = None,
     constraint: Constraint = [],  # noqa: B006
     allow_lossy: Lossy = False,
@@ -126,8 +128,8 @@ def command(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> int:
-    """Serve a model over HTTP, in OpenAI's form."""
-    with exit_at_once(UNSERVED):  # imports and kernels that are loaded may drop a Ctrl-C
+    """Serve a model over HTTP with an OpenAI-compatible API."""
+    with exit_at_once(EARLY_INTERRUPT):  # imports may drop KeyboardInterrupt
         _check(replicas, context, device)
         settings = _settings(ctx.params)
         keys, template = _keys(api_keys), _template(chat_template, model)
@@ -141,14 +143,14 @@ def command(
         setup = ReplicaSetup(model, settings, keys, dtype, device, context, template, target)
         return _serve_many(setup, replicas, sockets)
     notice(f"loading {model}")
-    with exit_at_once(UNSERVED):
+    with exit_at_once(EARLY_INTERRUPT):
         loaded = _load(model, dtype, device, max_seqs, context, template, target)
         server = _server(loaded, settings, keys, sockets)
     return _run(server)
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    """What the options say, checked as far as it can be without a model. Raises ConfigError."""
+    """Settings from the options, checked without a model. Raises ConfigError."""
     from forerun.serving.methods import Methods, make_verifier, named
     from forerun.serving.settings import Settings
 
@@ -158,14 +160,14 @@ def _settings(given: dict[str, Any]) -> Settings:
     constraints = named(given["constraint"], "constraint")
     try:
         settings = Settings(
-            name=_short(given["model"]) if name is None else name,
+            name=_short_name(given["model"]) if name is None else name,
             default_method=chosen,
             methods=specs,
             constraints=constraints,
             request_timeout=given["timeout"],
             **{field: given[field] for field in SETTINGS},
         )
-    except ConfigError as error:  # it begins with the name of a field
+    except ConfigError as error:  # its text begins with the name of a field
         field, _, rest = str(error).partition(" ")
         option = OPTIONS.get(field, field.replace("_", "-"))
         raise ConfigError(f"--{option} {rest}") from None
@@ -178,43 +180,43 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 
 def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) -> DrainingServer:
-    """The server of one engine, warm."""
+    """The server of one engine, with its kernels loaded."""
     from forerun.serving.server import Server
     from forerun.serving.service import Service, freeze_garbage
 
     service = Service(model, settings, keys)
     options.warm(service.warm_up)
     freeze_garbage()
-    started = _started(settings, keys, service.describe())
-    return Server(service, sockets, started, _draining(settings))
+    started = _start_notice(settings, keys, service.describe())
+    return Server(service, sockets, started, _drain_notice(settings))
 
 
 def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
-    """The same with several engines."""
+    """Serves several engines on a Ray cluster."""
     from forerun.models.generation_config import warn_of_defaults
     from forerun.models.identity import local_folder
     from forerun.serving.proxy import Proxy
     from forerun.serving.replicas import Replicas
     from forerun.serving.server import DrainingServer
 
-    notice(f"starting the first of {count} engines; where kernels must be compiled, in minutes")
+    notice(f"starting the first of {count} engines; compiling kernels may take minutes")
     backend = Replicas(setup, count, notice)
     settings, offer = setup.settings, backend.open()
     front = Proxy(backend, settings)
-    started = _started(settings, setup.keys, offer, f", {count} engines")
+    started = _start_notice(settings, setup.keys, offer, f", {count} engines")
     try:
-        if folder := local_folder(setup.model):  # nobody hears what the engines log
+        if folder := local_folder(setup.model):  # logs of the engines are not shown
             warn_of_defaults(folder)
-        heard = started, _draining(settings)
-        return _run(DrainingServer(front, front, settings.drain, sockets, *heard))
+        notices = started, _drain_notice(settings)
+        return _run(DrainingServer(front, front, settings.drain, sockets, *notices))
     finally:
         backend.close()
 
 
-def _started(
+def _start_notice(
     settings: Settings, keys: Keys, offer: dict[str, Any], more: str = ""
 ) -> Callable[[str], None]:
-    """Says where the server is and what it has."""
+    """A function that prints the URL, API keys and methods of the server."""
     methods = ", ".join(f"{m} (default)" * (m == offer["default"]) or m for m in offer["methods"])
     guarded = counted(len(keys), "API key") if len(keys) else "no API key"
     return lambda url: notice(
@@ -222,8 +224,8 @@ def _started(
     )
 
 
-def _draining(settings: Settings) -> Callable[[int], None]:
-    """Says what is waited for after a signal."""
+def _drain_notice(settings: Settings) -> Callable[[int], None]:
+    """A function that prints the number of open requests after a signal."""
     return lambda count: notice(
         f"finishing {counted(count, 'request')}, at most {settings.drain:g} s; Ctrl-C again ends "
         "at once"
@@ -231,7 +233,7 @@ def _draining(settings: Settings) -> Callable[[int], None]:
 
 
 def _run(server: DrainingServer) -> int:
-    """Runs until a signal comes and the last request has been answered; the exit status."""
+    """Runs until a signal comes and open requests end; returns the exit status."""
     server.run()
     if server.num_cut:
         are = "request was" if server.num_cut == 1 else "requests were"
@@ -242,14 +244,14 @@ def _run(server: DrainingServer) -> int:
 
 
 def _check(replicas: int, context: int | None, device: str) -> None:
-    """What can be refused before anything is imported or loaded. Raises ConfigError."""
+    """Checks options and packages before anything is loaded. Raises ConfigError."""
     from forerun.models import paths as folder
 
     folder.check_device(device)
-    if context is not None and context < LEAST_CONTEXT:
+    if context is not None and context < MIN_CONTEXT_TOKENS:
         raise ConfigError(
-            f"--context must be at least {LEAST_CONTEXT} tokens, got {context}; leave it out for "
-            "the model's own"
+            f"--context must be at least {MIN_CONTEXT_TOKENS} tokens, got {context}; leave it out "
+            "for the model's own"
         )
     try:
         import fastapi  # noqa: F401
@@ -285,11 +287,11 @@ def _load(
 
 
 def _template(path: Path | None, model: str) -> str | None:
-    """The chat template to use; the embedded models, which have none, get their own form."""
+    """The chat template: that of --chat-template, or REASONER_TEMPLATE for embedded models."""
     from forerun.assets import is_embedded
 
     if path is None:
-        return REASONER if is_embedded(model) else None
+        return REASONER_TEMPLATE if is_embedded(model) else None
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -298,17 +300,17 @@ def _template(path: Path | None, model: str) -> str | None:
 
 
 def _keys(path: Path | None) -> Keys:
-    """Keys of the file, or of the environment, where a variable without any locks nobody out."""
+    """Keys of the file or the environment variable. Raises ConfigError for an empty variable."""
     from forerun.serving.tenants import Keys
 
     if path is not None:
         return Keys.load(path)
-    keys = Keys.read(os.environ.get(KEYS, "").split(","))
-    if KEYS in os.environ and not len(keys):
-        raise ConfigError(f"{KEYS} is set but holds no key; unset it to serve everybody")
+    keys = Keys.read(os.environ.get(KEYS_VARIABLE, "").split(","))
+    if KEYS_VARIABLE in os.environ and not len(keys):
+        raise ConfigError(f"{KEYS_VARIABLE} has no key; unset it to serve without keys")
     return keys
 
 
-def _short(model: str) -> str:
-    """The last piece of a path, or a hub id as it is."""
+def _short_name(model: str) -> str:
+    """The last part of a path, or a hub id unchanged."""
     return Path(model).resolve().name if Path(model).exists() else model

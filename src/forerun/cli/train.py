@@ -1,4 +1,4 @@
-"""`forerun train NAME`: trains a model or head by its recipe; options are those of the recipe."""
+"""`forerun train NAME`: train a model or head; options are those of the recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forerun.training.recipes.base import Recipe
 
 DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
-Out = Annotated[Path, typer.Option(help="Folder for data, checkpoints and what is made.")]
+Out = Annotated[Path, typer.Option(help="Folder for data, checkpoints and results.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 
 
@@ -28,16 +28,16 @@ def every(out: Out = Path()) -> None:
 
 
 def resumable(resume: Resume = False) -> None:
-    """Options of a recipe whose runs can be continued."""
+    """Options of a recipe that can be resumed."""
 
 
 class Group(_signature.Methods):
-    """Recipes; only the one that is called is imported."""
+    """Recipes; a recipe is imported when it is called."""
 
     kind = "recipe"
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Options may stand before the recipe's name."""
+        """Also accepts options before the recipe's name."""
         known = registry.names("recipe")
         name = next((word for word in args if word.replace("-", "_") in known), None)
         if name and args[0].startswith("-") and args[0] != "--help":
@@ -61,7 +61,7 @@ app = typer.Typer(
     cls=Group,
     add_completion=False,
     rich_markup_mode="rich",
-    help="Train a model or head by its recipe. Ctrl-C saves; --resume continues. "
+    help="Train a model or head with a recipe. Ctrl-C saves; --resume continues. "
     "`forerun train RECIPE --help` shows the options of a recipe.",
 )
 
@@ -72,7 +72,7 @@ def _root() -> None:
 
 
 def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> None:
-    """Runs a recipe with the options given, and prints what it made."""
+    """Runs a recipe and prints its results."""
     name, out = cls.__module__.rpartition(".")[2], given["out"]
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
@@ -92,15 +92,15 @@ def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> No
 
 
 def _stopped(ctx: typer.Context, recipe: Recipe) -> str:
-    """What Ctrl-C leaves, and the call that continues."""
+    """The message after Ctrl-C, with the command that continues."""
     if not recipe.can_resume:
         call = options.call_line(ctx)
-        return f"stopped; what was finished in the folder is used again by: {call}"
+        return f"stopped; finished parts are reused by: {call}"
     return f"stopped and saved; continue with: {options.call_line(ctx, resume=True)}"
 
 
 def set_up(device: str) -> None:
-    """Sets what torch reads when it is loaded, here and in the processes started from here.
+    """Sets environment variables that torch reads when it is loaded, also in child processes.
 
     Batches have many shapes: oneDNN compiles a kernel again when its cache is full. On a CPU each
     process has one thread: --threads counts processes.

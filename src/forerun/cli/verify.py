@@ -1,4 +1,4 @@
-"""`forerun verify`: tests losslessness on the user's model and machine, greedy and sampled.
+"""`forerun verify`: test losslessness on the user's model and machine, greedy and sampled.
 
 Status 0: passed; 1: failed; 2: bad input; 130: interrupted, with a report of what was finished.
 """
@@ -35,11 +35,13 @@ LawPrompts = Annotated[
 ]
 Samples = Annotated[int, typer.Option("--samples", help="Samples per prompt of the sampling test.")]
 Seconds = Annotated[float, typer.Option("--seconds", help="Time limit of sampling per prompt.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of the sampling test.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Of the sampling test; 0: off.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Of the sampling test; 1: off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Of the sampling test; 0: off.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the sampling test.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", help="Temperature of the sampling test.")
+]
+TopK = Annotated[int, typer.Option("--top-k", help="Top-k of the sampling test; 0: off.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Top-p of the sampling test; 1: off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Min-p of the sampling test; 0: off.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed of the sampling test.")]
 
 TEXTS_PER_PROMPT = 2  # greedy
 
@@ -74,8 +76,8 @@ class Results:
 def command(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
-    drafter: options.DrafterSpec = registry.BRANCHING,
-    verifier: options.VerifierSpec = registry.VERIFIER,
+    drafter: options.DrafterSpec = registry.TREE_DRAFTER,
+    verifier: options.VerifierSpec = registry.DEFAULT_VERIFIER,
     controller: options.ControllerSpec = "fixed",
     target: options.TargetSpec = None,
     constraint: options.ConstraintSpecs = [],  # noqa: B006 - typer makes a new list per call
@@ -108,7 +110,7 @@ def command(
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}
     samplings = (asked,) if law_prompts else ()
     more = {"target": target, "constraint": constraint}
-    options.check_parts(here=True, samplings=samplings, **specs, **more)
+    options.check_parts(is_local=True, samplings=samplings, **specs, **more)
     if not registry.make("verifier", verifier).lossless:
         raise ConfigError(
             f"verifier {verifier!r} is lossy, so there is nothing to verify (docs/laws.md); use a "

@@ -1,13 +1,12 @@
-"""Text that occurs in a corpus: only tokens that go on some passage of an FM-index are allowed.
+"""Restricts text to passages of a corpus: allows only tokens that an FM-index has after the text.
 
-The constraint of Bevilacqua et al., "Autoregressive Search Engines", 2022, for ordinary decoding:
-what has been generated so far must stand in the corpus, token by token, or with `window` every
-window + 1 tokens in a row must. A state is the rows of the index whose text goes on from it.
+The constraint of Bevilacqua et al., "Autoregressive Search Engines", 2022, for ordinary decoding.
+The generated tokens must occur in the corpus; with `window`, every window + 1 tokens in a row must.
+A state is the range of index rows that match the text.
 
-Law: the target's own, conditioned step by step on the allowed tokens (their logits stay, others
-become -inf). At a document's end the end id is allowed, after it any document may begin, and where
-nothing is left only the end id is. Drafts keep this law exactly.
-Needs: an index made with the target's own tokenizer.
+Law: the target's, conditioned step by step on the allowed tokens (other logits become -inf). The
+end id is allowed at the end of a document, and alone if no token is allowed; after it any document
+may begin. Drafts keep this law exactly. Needs: an index made with the target's tokenizer.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 
 ANYWHERE, DOCUMENT, PROMPT = "anywhere", "document", "prompt"
 BEGINNINGS = (ANYWHERE, DOCUMENT, PROMPT)
-LONGEST = 16  # tokens of a prompt that are looked for
-CACHED = 1024  # states whose continuations are kept
+MAX_PROMPT_TOKENS = 16  # longest suffix of a prompt to search
+MAX_CACHED_STATES = 1024
 
 
 class State(NamedTuple):
-    """Where a text stands."""
+    """Position of a text in the index."""
 
     rows: Interval
-    tokens: tuple[int, ...]  # that the rows stand for, kept only with a window
+    tokens: tuple[int, ...]  # matched by the rows; only with a window
 
 
 def check(begin: str, window: int | None) -> None:
-    """Raises ConfigError for options that no constraint can have."""
+    """Raises ConfigError for values out of range, UnknownName for an unknown `begin`."""
     if begin not in BEGINNINGS:
         raise UnknownName.of("beginning", begin, BEGINNINGS)
     if window is not None and window < 1:
@@ -48,11 +47,12 @@ def check(begin: str, window: int | None) -> None:
 
 
 class Corpus(Shaper):
-    """Allows what goes on a text of the index.
+    """Allows tokens that continue a passage of the index.
 
-    index: an FM-index or its file. begin: "anywhere"; "document", at a document's beginning; or
-    "prompt", as the longest end of the prompt (16 tokens at most) goes on. window: how many tokens
-    before each one count; None: all generated ones. tokenizer: the target's, to be compared.
+    index: an FM-index or its file. begin: where the text starts: "anywhere"; "document", at the
+    start of a document; or "prompt", after the longest suffix of the prompt (at most 16 tokens)
+    that occurs. window: number of previous tokens to match; None: all generated ones. tokenizer:
+    the target's, for comparison.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Corpus(Shaper):
         self._next: dict[Interval, np.ndarray] = {}
         self._root = State(self.index.all, ())
         self._document = self._grown(self._root, self.index.eos)
-        self.next(self._document)  # compiles what it runs
+        self.next(self._document)  # compiles the kernels
 
     @staticmethod
     def check_options(
@@ -81,17 +81,21 @@ class Corpus(Shaper):
             raise DataError(f"no file {index}; make it with `forerun index fm build`")
 
     def start(self, seq: Sequence) -> State:
-        """The state after the prompt and what was generated before."""
+        """The state after the prompt and the generated tokens."""
         state = self._after(seq.tokens[: seq.num_prompt])
         for token in seq.generated:
             state = self.advance(state, token)
         return state
 
     def _after(self, prompt: list[int]) -> State:
-        """Where the text may begin: for "prompt" behind its longest end that occurs."""
+        """The state before the first generated token."""
         if self.begin == DOCUMENT:
             return self._document
-        most = min(LONGEST, self.window or LONGEST, len(prompt)) if self.begin == PROMPT else 0
+        most = (
+            min(MAX_PROMPT_TOKENS, self.window or MAX_PROMPT_TOKENS, len(prompt))
+            if self.begin == PROMPT
+            else 0
+        )
         for length in range(most, 0, -1):
             tail = tuple(prompt[-length:])
             rows = self.index.find(tail)
@@ -106,8 +110,8 @@ class Corpus(Shaper):
         ids = self.next(state)
         if self.index.largest_id >= len(logits):
             raise ConfigError(
-                f"the corpus holds token {self.index.largest_id}, but the ids of this model end at "
-                f"{len(logits) - 1}; index the text with the model's own tokenizer"
+                f"the corpus has token {self.index.largest_id}, but the ids of this model end at "
+                f"{len(logits) - 1}; index the text with the model's tokenizer"
             )
         shaped = np.full_like(logits, -np.inf)
         shaped[ids] = logits[ids]
@@ -117,11 +121,11 @@ class Corpus(Shaper):
         return token in self.next(state)
 
     def next(self, state: State) -> np.ndarray:
-        """The allowed ids, ascending; the end id alone where nothing goes on."""
+        """The allowed ids, ascending; only the end id if there is no continuation."""
         rows = state.rows
         if rows not in self._next:
-            if len(self._next) >= CACHED:
-                del self._next[next(iter(self._next))]  # the one that was made first
+            if len(self._next) >= MAX_CACHED_STATES:
+                del self._next[next(iter(self._next))]  # the oldest
             ids, _ = self.index.next_in(rows)
             self._next[rows] = ids if len(ids) else np.array([self.index.eos])
         return self._next[rows]
@@ -137,7 +141,7 @@ class Corpus(Shaper):
 
 
 def _opened(index: FMIndex | str | Path, tokenizer: Tokenizer | None) -> FMIndex:
-    """The index; raises ConfigError unless its tokenizer, where both are known, is the target's."""
+    """The index. Raises ConfigError if its tokenizer is not the target's (if both are known)."""
     from forerun.models.identity import tokenizer_hash
 
     code = tokenizer_hash(tokenizer) if tokenizer else ""

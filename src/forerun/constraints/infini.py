@@ -1,13 +1,13 @@
-"""A corpus mixed into the model's law: w P_corpus + (1 - w) P_model, by unbounded n-grams.
+"""Mixes an infini-gram model of a corpus into the target: w P_corpus + (1 - w) P_model.
 
 Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024.
-P_corpus is what followed the longest suffix of the text that occurs in an index; w is one number
-for sparse estimates and another for the rest, or comes from a fitted forest. The end of a document
-counts as the tokenizer's end id.
+P_corpus is the distribution of tokens after the longest suffix of the text that occurs in an index.
+w is one number for sparse estimates and another for the rest, or comes from a fitted forest. The
+end of a document counts as the tokenizer's end id.
 
-Law: another one on purpose, the mixture, at every tree node with the text before that node; then
-temperature and cuts. Drafts keep it exactly, as any other. What another shaper has forbidden stays
-so: the corpus's share goes to the tokens that are left. Needs an index of the target's tokenizer.
+Law: the mixture, at every tree node with the text before it, then temperature and truncation.
+Drafts keep this law exactly. Tokens that another constraint forbids stay forbidden; P_corpus is
+renormalised over the rest. Needs: an index made with the target's tokenizer.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ WEIGHTS = TwoWeights(0.5, 0.1)
 class InfiniMix(Shaper):
     """Mixes the distribution of an n-gram index into that of the model.
 
-    index: a folder that `forerun index build` made, or an open Index. weigh: the corpus's weight
-    for sparse and for other estimates, as 0.5+0.1; or a Forest, or its file. context: longest
-    suffix that is looked for. max_support: occurrences that are read; of more, an even sample of
-    ranks.
+    index: a folder made by `forerun index build`, or an open Index. weigh: weight of the corpus for
+    sparse and for other estimates, e.g. 0.5+0.1; or a Forest or its file. context: longest suffix
+    to search, in tokens. max_support: most occurrences to read; of more, an even sample.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class InfiniMix(Shaper):
         if tokenizer is not None:
             check_tokenizer(self.index, tokenizer)
         self.weigh, self.context, self.max_support = _weights(weigh), context, max_support
-        self.logits((0,), np.zeros(self.index.largest_id + 1))  # compiles what it runs
+        self.logits((0,), np.zeros(self.index.largest_id + 1))  # compiles the kernels
 
     @staticmethod
     def check_options(*, index: Any = None, weigh: Any = WEIGHTS, **_: Any) -> None:
@@ -75,11 +74,11 @@ class InfiniMix(Shaper):
         return (*state, token)[-self.context :]
 
     def logits(self, state: tuple[int, ...], logits: np.ndarray) -> np.ndarray:
-        """log of the mixture, [V]."""
+        """Log of the mixture, [V]."""
         if len(logits) <= self.index.largest_id:
             raise ConfigError(
-                f"the index holds token id {self.index.largest_id}, but the ids of this model end "
-                f"at {len(logits) - 1}; build it with the model's own tokenizer"
+                f"the index has token id {self.index.largest_id}, but the ids of this model end "
+                f"at {len(logits) - 1}; build it with the model's tokenizer"
             )
         found = self.index.infgram_ntd(state, self.max_support)
         ids, counts = found.ids, found.counts
@@ -100,11 +99,11 @@ def _weights(given: tuple[float, ...] | Weigh | str | Path) -> Weigh:
     if isinstance(given, str | Path):
         if not Path(given).is_file():
             raise DataError(
-                f"weigh must be two numbers, as 0.5+0.1, or the file of a forest, got {given!r}"
+                f"weigh must be two numbers, e.g. 0.5+0.1, or the file of a forest, got {given!r}"
             )
         return Forest.load(given)
     if not isinstance(given, tuple):
         return given
     if len(given) != 2:
-        raise ConfigError(f"weigh needs two numbers, SPARSE+OTHER, as 0.5+0.1; got {len(given)}")
+        raise ConfigError(f"weigh needs two numbers, SPARSE+OTHER, e.g. 0.5+0.1; got {len(given)}")
     return TwoWeights(*given)

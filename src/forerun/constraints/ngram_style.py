@@ -1,15 +1,14 @@
-"""n-gram style control: the logits lean towards how a corpus goes on after the last two tokens.
+"""n-gram style control: adds n-gram log-probabilities of a corpus to the logits.
 
-"Limits of n-gram Style Control for LLMs via Logit-Space Injection", 2026. A frozen model's logits z
-get z_i += lambda sum_n w_n log P_n(i | c_n) for every token i that the corpus has after the last
-n - 1 tokens, n = 1, 2, 3; other tokens keep theirs. That form, "paper", can only take away: log P
-is never positive, so what the corpus knows falls behind what it does not know. The form "floored"
-adds log P_n(i | c_n) - log floor_n, floor_n = k / (N_n + k V) being the share of a token that was
-not seen: listed tokens gain, by how often they were seen.
+"Limits of n-gram Style Control for LLMs via Logit-Space Injection", 2026. The logits z of a frozen
+model become z_i += lambda sum_n w_n log P_n(i | c_n) for every token i that the corpus has after
+the last n - 1 tokens, n = 1, 2, 3; other logits stay. This form, "paper", only lowers logits, as
+log P is never positive: tokens of the corpus lose against others. The form "floored" adds
+log P_n(i | c_n) - log floor_n, where floor_n = k / (N_n + k V) is the share of an unseen token, so
+tokens of the corpus gain by their counts.
 
-Law: another one on purpose, softmax of the shaped logits, at every tree node with the two tokens
-before that node. Drafts keep this law exactly, as any other. Needs: counts made with the target's
-own tokenizer.
+Law: softmax of the changed logits, at every tree node with the two tokens before it. Drafts keep
+this law exactly. Needs: counts made with the target's tokenizer.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 PAPER, FLOORED = "paper", "floored"
 FORMS = (FLOORED, PAPER)
 STRENGTH = 0.3
-CACHED = 1024  # contexts whose shifts are kept
+MAX_CACHED_CONTEXTS = 1024
 
 
 class Shift(NamedTuple):
-    """What a context adds to the logits."""
+    """The change of the logits in a context."""
 
     ids: np.ndarray  # int64 [m], ascending
     values: np.ndarray  # float64 [m]
@@ -45,9 +44,9 @@ class Shift(NamedTuple):
 class NgramStyle(Shaper):
     """Adds lambda times the weighted n-gram log-probabilities of a corpus to the logits.
 
-    style: an n-gram model, or files: text, or one file of a saved model; text needs the target's
-    tokenizer. strength: lambda, 0 to 1. form: "floored" or "paper". weights: of orders 1, 2, 3.
-    smoothing: k. entries: successors of a context that count, the most frequent ones.
+    style: text files, the file of a saved n-gram model, or an NgramModel; text needs the target's
+    tokenizer. strength: lambda, 0 to 1. form: "floored" or "paper". weights: weights of orders 1,
+    2, 3. smoothing: k. entries: most successors of a context, the most frequent ones.
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class NgramStyle(Shaper):
             )
         self.model, self.strength, self.form = style, float(strength), form
         self.weights, self.smoothing, self.entries = tuple(weights), smoothing, entries
-        self._reach = len(self.weights) - 1  # tokens that a state holds
+        self._reach = len(self.weights) - 1  # tokens of a state
         self._shifts: dict[tuple[int, ...], Shift] = {}
-        self.shift(())  # compiles what it runs
+        self.shift(())  # compiles the kernels
 
     @staticmethod
     def check_options(*, strength: float = STRENGTH, form: str = FLOORED, **_: Any) -> None:
@@ -87,7 +86,7 @@ class NgramStyle(Shaper):
         check(strength, form)
 
     def start(self, seq: Sequence) -> tuple[int, ...] | None:
-        """The last tokens; None at strength 0: the sequence is left alone."""
+        """The last tokens; None at strength 0, which changes nothing."""
         return self._last(tuple(seq.tokens)) if self.strength else None
 
     def advance(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
@@ -96,8 +95,8 @@ class NgramStyle(Shaper):
     def logits(self, state: tuple[int, ...], logits: np.ndarray) -> np.ndarray:
         if len(logits) <= self.model.largest_id:
             raise ConfigError(
-                f"the style holds token {self.model.largest_id}, but the ids of this model end at "
-                f"{len(logits) - 1}; count the text with the model's own tokenizer"
+                f"the style has token {self.model.largest_id}, but the ids of this model end at "
+                f"{len(logits) - 1}; count the text with the model's tokenizer"
             )
         shift = self.shift(state)
         shaped = logits.copy()
@@ -105,10 +104,10 @@ class NgramStyle(Shaper):
         return shaped
 
     def shift(self, context: tuple[int, ...]) -> Shift:
-        """lambda sum_n w_n log P_n(i | context), less the floor's in that form, of listed i."""
+        """lambda sum_n w_n log P_n(i | context) of listed i; minus log floor_n if "floored"."""
         if context not in self._shifts:
-            if len(self._shifts) >= CACHED:
-                del self._shifts[next(iter(self._shifts))]  # the one that was made first
+            if len(self._shifts) >= MAX_CACHED_CONTEXTS:
+                del self._shifts[next(iter(self._shifts))]  # the oldest
             self._shifts[context] = self._shift(context)
         return self._shifts[context]
 
@@ -127,7 +126,7 @@ class NgramStyle(Shaper):
         return Shift(found, self.strength * added)
 
     def _gain(self, row: Row, at: np.ndarray) -> np.ndarray:
-        """log P_n of the row's entries at `at`, or how far it lies above the floor's."""
+        """log P_n of the row's entries at `at`; minus log floor_n if "floored"."""
         k, counts = self.smoothing, row.counts[at]
         if self.form == FLOORED:
             return np.log((counts + k) / k)
@@ -141,15 +140,15 @@ def check(strength: float, form: str = FLOORED) -> None:
     """Raises ConfigError for a lambda outside [0, 1] or an unknown form."""
     if not 0 <= strength <= 1:
         raise ConfigError(
-            f"the strength (lambda) of a style must be in [0, 1], got {strength}; 0 is the plain "
-            "model, and 0.1 to 0.3 are usual"
+            f"strength (lambda) must be in [0, 1], got {strength}; 0 is the plain model, 0.1 to "
+            "0.3 are usual"
         )
     if form not in FORMS:
         raise UnknownName.of("form of n-gram style", form, FORMS)
 
 
 def _best(row: Row, most: int) -> np.ndarray:
-    """Places of the `most` largest counts, ties: the lowest ids; int64."""
+    """Indices of the `most` largest counts; ties: the lowest ids; int64."""
     if len(row.ids) <= most:
         return np.arange(len(row.ids))
     return np.lexsort((row.ids, -row.counts))[:most]

@@ -50,9 +50,9 @@ def generate(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    drafter: str | Drafter = registry.DRAFTER,
-    verifier: str | Verifier = registry.VERIFIER,
-    controller: str = registry.CONTROLLER,
+    drafter: str | Drafter = registry.DEFAULT_DRAFTER,
+    verifier: str | Verifier = registry.DEFAULT_VERIFIER,
+    controller: str = registry.DEFAULT_CONTROLLER,
     stream_to: Any = None,
     **model_kwargs: Any,
 ) -> Any:

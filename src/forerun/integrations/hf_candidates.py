@@ -106,7 +106,7 @@ def first_path(tree: Tree) -> Tree:
 
 @contextmanager
 def candidates(
-    model: Any, drafter: str | Drafter = registry.BRANCHING, *, num_tokens: int = 8
+    model: Any, drafter: str | Drafter = registry.TREE_DRAFTER, *, num_tokens: int = 8
 ) -> Iterator[None]:
     """In this block, assisted generation of `model` uses a forerun drafter.
 

@@ -51,9 +51,9 @@ class Setup:
     dtype: str = "auto"
     device: str = "auto"
     weights: str = "auto"
-    drafter: str = registry.DRAFTER
-    verifier: str = registry.VERIFIER
-    controller: str = registry.CONTROLLER
+    drafter: str = registry.DEFAULT_DRAFTER
+    verifier: str = registry.DEFAULT_VERIFIER
+    controller: str = registry.DEFAULT_CONTROLLER
     batch: int = 1
     tenant: str = ""
     shapers: Callable[[Model], Many[Shaper]] = no_shapers

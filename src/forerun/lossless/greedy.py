@@ -52,8 +52,8 @@ class Parts:
     constraint: changes the model's distribution; drafts must keep the changed one.
     """
 
-    drafter: Any = registry.BRANCHING
-    verifier: Any = registry.VERIFIER
+    drafter: Any = registry.TREE_DRAFTER
+    verifier: Any = registry.DEFAULT_VERIFIER
     controller: Any = "fixed"  # drafts even without a gain
     constraint: tuple[Any, ...] = ()
 

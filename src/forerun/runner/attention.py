@@ -1,6 +1,6 @@
-"""Attention of one pass: writes the new cells, then lets every row see its prefix and ancestors.
+"""Attention of one forward pass: writes new KV cells; each row attends to prefix and ancestors.
 
-The rows of all sequences come packed [R, heads, head_dim]. Query heads that share a key head are
+The rows of all sequences are packed [R, heads, head_dim]. Query heads that share a key head are
 folded into rows, so keys are never repeated. One sequence runs on plain views; several run in
 groups of neighbouring slots, padded only inside a group.
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from forerun.runner.forward_batch import Work
     from forerun.runner.kv_cache import Cache
 
-PADDING = 1.5  # most padded work per true work in a group
-MOST = 1 << 24  # numbers in a mask that persists
+PADDING = 1.5  # limit of padded work / real work in a group
+MOST = 1 << 24  # elements of a mask that is kept
 
 
 class Masks:
-    """Additive masks in zeros that persist: only columns that some row does not see are written."""
+    """Additive masks in buffers of zeros: writes only columns that are hidden from some row."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -43,13 +43,13 @@ class Masks:
         return sum(zeros.nbytes for zeros in self._zeros)
 
     def clear(self) -> None:
-        """A new pass begins: all is zero again."""
+        """Starts a pass: sets all masks to zero."""
         for part in self._written:
             part.zero_()
         self._written, self._num = [], 0
 
     def make(self, spans: Many[Span], fold: int, low: int, stop: int, window: int | None) -> Tensor:
-        """[B, 1, fold N, stop - low]; rows of padding see everything."""
+        """Mask [B, 1, fold N, stop - low]; padding rows see everything."""
         width = max(span.num_rows for span in spans)
         mask = self._take((len(spans), fold, width, stop - low))
         for first, last in mixed(spans, low, stop, window):
@@ -61,7 +61,7 @@ class Masks:
         return mask.view(len(spans), 1, fold * width, stop - low)
 
     def _take(self, shape: tuple[int, ...]) -> Tensor:
-        """Zeros; at most MOST persist."""
+        """Zeros; kept for later passes up to MOST elements."""
         size, kind = math.prod(shape), {"dtype": self.dtype, "device": self.device}
         if size > MOST:
             return torch.zeros(shape, **kind)  # type: ignore[call-overload]
@@ -74,7 +74,7 @@ class Masks:
 
 
 class Group:
-    """Neighbouring slots that attend in one call: rows [at, at + num), padded to [B, N]."""
+    """Neighbouring slots in one attention call: rows [at, at + num), padded to [B, N]."""
 
     def __init__(
         self, spans: Many[Span], at: int, cache: Cache, config: DecoderConfig, masks: Masks
@@ -85,7 +85,7 @@ class Group:
         self.fold = config.num_heads // config.num_kv_heads
         self.scale, self.softcap = config.attn_scale, config.attn_softcap
         stop = max(span.stop for span in spans)
-        # one row per sequence that sees all there is needs no mask
+        # no mask is needed for one row per sequence that sees all cells
         is_plain = all(s.num_rows == 1 and s.sees is None and s.stop == stop for s in spans)
         views = {}
         for window in dict.fromkeys(config.windows) or (None,):
@@ -131,7 +131,7 @@ class Group:
 
 
 class Pass:
-    """What the decoder calls per layer: writes keys and values, returns the attended rows."""
+    """Called by the decoder per layer: writes keys and values, returns the attention output."""
 
     def __init__(
         self, spans: Many[Span], cache: Cache, config: DecoderConfig, masks: Masks
@@ -169,8 +169,10 @@ class Pass:
 
 
 class TorchDecoder:
-    """Runs packed rows through a model in torch: every device, dtype and family; the oracle of the
-    native kernels."""
+    """Runs packed rows through a model in torch, on every device, dtype and family.
+
+    The native kernels are tested against it.
+    """
 
     gives = EVERYTHING
 
@@ -186,16 +188,18 @@ class TorchDecoder:
     def __call__(
         self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden rows [w, d] and logits [w, V] of the rows of all works from their first wanted one
-        on, none unless `needs` names logits; the other rows only fill their cells. table [n, d]:
-        the embeddings that ids stand for, instead of tokens'."""
+        """Hidden rows [w, d] and logits [w, V] of all works, from the first wanted row of each on.
+
+        Logits are empty unless `needs` has them; other rows only fill their cells. table [n, d]:
+        embeddings of the ids in place of the model's.
+        """
         m = self.model
         order = sorted(range(len(works)), key=lambda i: works[i].slot.index)
         spans = [works[i].span for i in order]
         ids = [t for i in order for t in (*works[i].pending, *works[i].nodes)]
         positions = np.concatenate([span.positions for span in spans])
         wanted = _wanted(works, order) if "logits" in needs else np.zeros(0, np.int64)
-        # all copies to a GPU come before its first kernel: a later one would wait for the others
+        # all copies to a GPU come before its first kernel: a later copy would wait for kernels
         given = (np.array(ids), positions, wanted)
         rows, places, kept = (torch.from_numpy(array).to(m.device) for array in given)
         attend = self.attention(spans, cache)
@@ -204,7 +208,7 @@ class TorchDecoder:
         return hidden, m.logits(hidden)
 
     def attention(self, spans: Many[Span], cache: Cache) -> Pass | FullAttention:
-        """How these rows attend: in few calls, or span by span where anything is unusual."""
+        """The attention of these rows: in few calls; span by span for altered cells."""
         config = self.model.config
         if config.has_even_heads and not any(span.is_altered for span in spans):
             return Pass(spans, cache, config, self.masks)
@@ -231,7 +235,7 @@ def attention(
             scores += mask
         return torch.matmul(scores.softmax(-1).to(q.dtype), v)
     if q.shape[2] == 1 and q.device.type == "cpu":
-        # the CPU kernel is several times slower at one row than at two
+        # the CPU kernel is much slower for one row than for two
         out = F.scaled_dot_product_attention(
             q.expand(-1, -1, 2, -1), k, v, attn_mask=mask, scale=scale
         )
@@ -242,7 +246,7 @@ def attention(
 def seen(spans: Many[Span], width: int, low: int, high: int, window: int | None) -> np.ndarray:
     """Which cells of [low, high) each row sees, bool [B, width, high - low]; padding sees all."""
     if window is None and all(s.num_rows == 1 and s.sees is None for s in spans):
-        stops = np.array([span.stop for span in spans])  # plain decoding of texts unequally long
+        stops = np.array([span.stop for span in spans])  # plain decoding, different lengths
         return np.arange(low, high) < stops[:, None, None]
     found = np.ones((len(spans), width, high - low), dtype=bool)
     for row, span in enumerate(spans):
@@ -251,7 +255,7 @@ def seen(spans: Many[Span], width: int, low: int, high: int, window: int | None)
 
 
 def grouped(spans: Many[Span]) -> list[list[Span]]:
-    """Runs of neighbouring slots that need little padding. Spans come in the order of slots."""
+    """Groups of neighbouring slots with little padding. Spans are in the order of slots."""
     groups: list[list[Span]] = []
     for span in spans:
         if groups and span.slot == groups[-1][-1].slot + 1:
@@ -266,7 +270,7 @@ def grouped(spans: Many[Span]) -> list[list[Span]]:
 
 
 def lowest(spans: Many[Span], window: int | None) -> int:
-    """The first cell that any row of a windowed layer sees, or the first base before it."""
+    """The first cell that any row of a windowed layer sees; at most the smallest base."""
     if window is None:
         return 0
     first = min(int(span.positions.min()) for span in spans) - window + 1
@@ -274,7 +278,7 @@ def lowest(spans: Many[Span], window: int | None) -> int:
 
 
 def mixed(spans: Many[Span], low: int, stop: int, window: int | None) -> list[tuple[int, int]]:
-    """Runs of cells that some rows see and others do not: where windows begin, and the own ones."""
+    """Ranges of cells that only some rows see: window starts, and the rows' own cells."""
     base = min(span.base for span in spans)
     if window is None:
         return [(base, stop)]

@@ -1,10 +1,10 @@
-"""What all runners share: which rows a pass needs, given what the slots hold.
+"""Base class of runners: chooses the rows of a forward pass, given the cells in the slots.
 
 The rows of a sequence in a pass are its pending tokens (committed, not yet computed) and its tree
-nodes; logits are computed for the last pending token, which is the root, and for the nodes.
+nodes. Logits are computed for the last pending token, which is the root, and for the nodes.
 
-Samples of a prompt start with the same tokens, and what they have in common is computed once: a
-sequence gets a slot only when its text or its tree differs from that of the others.
+Samples of a prompt start with the same tokens, which are computed once: a sequence gets a slot only
+when its text or its tree differs from that of the others.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from forerun.runner.detailed_forward import check_positions, detailed_rows
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows, warm_up
 from forerun.runner.slots import Slot, Slots
 
-CHUNK = 512  # most rows of one prefill pass
-SMALL = 8  # pending tokens that are not worth a pass of their own
+CHUNK = 512  # rows of a prefill pass
+SMALL = 8  # up to this number of pending tokens, no separate prefill pass
 LOGITS: frozenset[str] = frozenset({"logits"})
 HIDDEN: frozenset[str] = frozenset({"hidden"})
 NOTHING: frozenset[str] = frozenset()
-PLAIN = frozenset({"hidden", "probes"})  # what needs no detailed pass
+PLAIN = frozenset({"hidden", "probes"})  # needs without a detailed pass
 
 
 class Runner(Target):
-    """Everything about rows, slots and paths that does not depend on how a pass is computed."""
+    """Rows, slots and paths, independent of how a pass is computed."""
 
     cache: Slots
     num_layers: int
     chunk = CHUNK
-    version = 0  # of the weights that the cells were computed with
-    num_rows = 0  # computed so far, prefill included
-    keeps_hidden = False  # whether `rows_at` keeps hidden rows too, for `hidden_at`
+    version = 0  # version of the weights that computed the cells
+    num_rows = 0  # rows computed so far, with prefill
+    keeps_hidden = False  # whether `rows_at` also keeps hidden rows, for `hidden_at`
 
     @abstractmethod
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor | np.ndarray]:
-        """Hidden rows [n, d] and logits [n, V] of the wanted rows of all works, in their order.
+        """Hidden rows [n, d] and logits [n, V] of the wanted rows of all works, in order.
 
-        What `needs` does not name may be empty. Calls `Work.keep` on each once it is computed.
+        Outputs that are not in `needs` may be empty. Calls `Work.keep` on each computed work.
         """
 
     def warm_up(self) -> None:
         warm_up()
 
     def twin(self) -> Runner:
-        found = copy.copy(self)  # which takes turns with it: both compute in the same buffers
+        found = copy.copy(self)  # shares lock and buffers
         found.cache, found.num_rows = self.cache.empty(), 0
         return found
 
     def forward(self, batch: ForwardBatch) -> list[Rows]:
-        """Rows of the root and of every node, and what else the batch asks for.
+        """Rows of the root and of every node, with the further outputs that the batch needs.
 
-        Raises CapacityError when a sequence with its tree exceeds the context, or memory runs out.
+        Raises CapacityError if a sequence with its tree exceeds the context, or memory runs out.
         """
-        if self.version != self.weights_version:  # another runner of the same model took new ones
+        if self.version != self.weights_version:  # updated through another runner of the same model
             self.forget_cells()
         if batch.positions is not None:
             self._set_positions(batch)
@@ -72,14 +72,14 @@ class Runner(Target):
         return self._plain(batch) if is_plain else detailed_rows(self, batch, self._owners(batch))
 
     def _plain(self, batch: ForwardBatch) -> list[Rows]:
-        """Logits and hidden rows of roots and nodes: one pass of the fastest decoder."""
+        """Logits and hidden rows of roots and nodes, in one pass of the fastest decoder."""
         seqs, trees, needs = batch.seqs, batch.trees, batch.needs
         leads = self._leads(seqs, trees)
         own = [i for i, lead in enumerate(leads) if lead == i]
         works = [self._tree_work(seqs[i], trees[i], len(own)) for i in own]
         hidden, logits = self.run(works, needs | LOGITS)
         if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
-            logits = logits.numpy()  # once per pass: each call into torch costs microseconds
+            logits = logits.numpy()  # one conversion per pass
         has_hidden, found, at = "hidden" in needs, [], 0
         firsts: list[int] = []
         for i, (tree, lead) in enumerate(zip(trees, leads, strict=True)):
@@ -93,7 +93,7 @@ class Runner(Target):
         return found
 
     def run_detailed(self, works: list[DetailedWork], request: PassRequest) -> list[WorkRows]:
-        """Wanted rows of each work. The caller keeps the works, or not."""
+        """Wanted rows of each work. Does not call `Work.keep`."""
         raise ConfigError(f"{type(self).__name__} computes logits and hidden rows only")
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -102,11 +102,11 @@ class Runner(Target):
 
     @property
     def weights_version(self) -> int:
-        """How often the model took new weights."""
+        """Number of weight updates of the model."""
         return 0
 
     def forget_cells(self) -> None:
-        """The weights have changed: everything is computed again."""
+        """Drops all cells after a weight update."""
         self.cache.invalidate()
         self.version = self.weights_version
 
@@ -120,7 +120,7 @@ class Runner(Target):
                 self.synced(seq, tree).set_positions(np.asarray(positions, np.int64))
 
     def _owners(self, batch: ForwardBatch) -> list[int]:
-        """As `_leads`, where sequences may ask for different rows."""
+        """Like `_leads`, for sequences that may need different rows."""
         is_own = batch.attention_queries is not None or batch.layers is not None
         if is_own or any(tree.resume is not None for tree in batch.trees):
             return list(range(len(batch.seqs)))
@@ -129,7 +129,7 @@ class Runner(Target):
         return [lead if starts[i] == starts[lead] else i for i, lead in enumerate(leads)]
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
-        """Nothing to do: the next pass finds the accepted nodes by their tokens."""
+        """Does nothing: the next pass finds the accepted nodes by their tokens."""
 
     def release(self, seq: Sequence) -> None:
         self.cache.release(seq)
@@ -145,11 +145,11 @@ class Runner(Target):
         return self.cache.reused.get(seq, 0)
 
     def num_unread(self, seq: Sequence) -> int:
-        """Tokens of a text that its own slot does not hold."""
+        """Tokens of a text that are not in its slot."""
         return len(seq.tokens) - self.cache.known(seq)
 
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
-        """Logits [n, V] after seq.tokens + path; only nodes not yet known are computed.
+        """Logits [n, V] after seq.tokens + path; computes only new nodes.
 
         Raises CapacityError as `forward` does.
         """
@@ -166,26 +166,26 @@ class Runner(Target):
             if self.keeps_hidden:
                 _keep(todo, hidden, "hidden")
         rows = [_known(works[seq].slot, path) for seq, path in requests]
-        if len({row.device for row in rows}) > 1:  # kept by passes of few logits, and of many
+        if len({row.device for row in rows}) > 1:  # small logits are on the host
             rows = [row.float().cpu() for row in rows]
         return torch.stack(rows)
 
     def hidden_at(self, seq: Sequence, path: Path) -> Tensor:
-        """Hidden row [d] after seq.tokens + path, which `rows_at` was asked for in this step."""
+        """Hidden row [d] after seq.tokens + path; needs a call of `rows_at` in this step."""
         slot = self.cache.sync(seq)
         return slot.hidden[_node(slot, path)]
 
     def kept_bytes(self) -> int:
-        """Bytes of the logits that are kept for draft paths."""
+        """Bytes of logits kept for draft paths."""
         rows = [row for slot in self.cache.slots for row in slot.logits.values()]
         stores = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in rows}
         return sum(stores.values())
 
     def _leads(self, seqs: Many[Sequence], trees: Many[Tree]) -> list[int]:
-        """For each sequence the number of the one that computes its rows: mostly its own.
+        """For each sequence the index of the one that computes its rows, mostly its own.
 
-        Who has no slot takes those of the first one with the same text, if its tree is empty or the
-        same: the root's row then comes first.
+        A sequence without a slot uses the rows of the first one with the same text, if its tree is
+        empty or the same; the root's row comes first.
         """
         leads = list(range(len(seqs)))
         if len(seqs) == 1 or all(map(self.cache.holds, seqs)):
@@ -204,7 +204,7 @@ class Runner(Target):
         return leads
 
     def _tree_work(self, seq: Sequence, tree: Tree, num_works: int) -> Work:
-        """All rows of a tree pass of so many works; at least the last token is pending."""
+        """All rows of a tree pass; at least the last token is pending."""
         slot = self.synced(seq, tree)
         if len(slot.tokens) == len(seq.tokens):
             slot.truncate(len(seq.tokens) - 1)
@@ -217,10 +217,10 @@ class Runner(Target):
         return Work(slot, pending, tree.tokens.tolist(), parents)
 
     def _path_work(self, seq: Sequence, paths: list[Path]) -> Work:
-        """Pending tokens and new nodes of one sequence; no rows if all are known."""
+        """Pending tokens and new nodes of one sequence; no rows if all are computed."""
         slot = self.synced(seq, max(paths, key=len))
         if len(slot.tokens) == len(seq.tokens) and -1 not in slot.logits:
-            slot.truncate(len(seq.tokens) - 1)  # `forward` made these cells and kept no logits
+            slot.truncate(len(seq.tokens) - 1)  # `forward` computed these cells without logits
         self._prefill(slot, seq, SMALL)
         pending = seq.tokens[len(slot.tokens) :]
         if pending:
@@ -229,7 +229,7 @@ class Runner(Target):
         return Work(slot, pending, nodes, np.array(slot.parents + parents, dtype=np.int32))
 
     def synced(self, seq: Sequence, draft: Tree | Path) -> Slot:
-        """The slot of a sequence, up to date. Raises CapacityError beyond the context."""
+        """The slot of a sequence, synchronised. Raises CapacityError beyond the context."""
         length = len(seq.tokens)
         if length + len(draft) > self.context:  # a tree may have fewer levels than nodes
             depth = int(draft.depths.max(initial=0)) if isinstance(draft, Tree) else len(draft)
@@ -242,7 +242,7 @@ class Runner(Target):
         return self.cache.sync(seq)
 
     def _prefill(self, slot: Slot, seq: Sequence, most: int) -> None:
-        """Computes a long missing tail in chunks, all but its last token."""
+        """Computes many pending tokens in chunks, except the last one."""
         start, stop = len(slot.tokens), len(seq.tokens) - 1
         if stop - start < most:
             return
@@ -268,7 +268,7 @@ def _known(slot: Slot, path: Path) -> Tensor:
 
 
 def _node(slot: Slot, path: Path) -> int:
-    """The scratch node that `path` leads to."""
+    """The scratch node at the end of `path`."""
     node = -1
     for token in path:
         node = slot.where[node, token]

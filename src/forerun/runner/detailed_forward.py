@@ -1,7 +1,7 @@
-"""`Runner.forward` for batches that ask for more than logits and hidden rows of the tree.
+"""`Runner.forward` for batches that need more than logits and hidden rows of the tree.
 
-Law: a pass over some layers only (`layers`) commits nothing. Its cells lie behind the committed
-ones, in those layers, until the next pass of the sequence; `Tree.resume` goes on from them.
+Law: a pass over some layers (`layers`) commits nothing. Its cells stay after the committed ones, in
+those layers, until the next pass of the sequence; `Tree.resume` continues from them.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from forerun.runner.base import Runner
     from forerun.runner.slots import Slot
 
-SMALL = 8  # tokens that are not worth a pass of their own, in a batch
+SMALL = 8  # up to this number of tokens, no separate pass in a batch
 
 
 def detailed_rows(runner: Runner, batch: ForwardBatch, leads: Many[int]) -> list[Rows]:
-    """Rows of the batch; sequence i takes those of sequence leads[i]."""
+    """Rows of the batch; sequence i uses those of sequence leads[i]."""
     return DetailedForward(runner, batch).rows(leads)
 
 
 class DetailedForward:
-    """One forward pass of a batch, with prefill passes where prompt rows are wanted."""
+    """One forward pass of a batch, with prefill passes for prompt rows."""
 
     def __init__(self, runner: Runner, batch: ForwardBatch) -> None:
         check(runner, batch)
         self.runner, self.batch, self.fields = runner, batch, fields(batch.needs)
         layers = batch.layers
         self.layers = None if layers is None else tuple(layers)
-        # layers that a later pass may resume after: those of a prefix of the model
+        # a later pass may resume after these layers if they are a prefix of the model
         is_prefix = layers is not None and tuple(layers) == tuple(range(len(layers)))
         self.prefix = len(self.layers or ()) if is_prefix else 0
 
@@ -64,7 +64,7 @@ class DetailedForward:
         return [self._assembled(i, lead, parts[lead]) for i, lead in enumerate(leads)]
 
     def start(self, i: int) -> int | None:
-        """The first index of sequence i for which prompt rows are wanted."""
+        """Start of the wanted prompt rows of sequence i."""
         starts = self.batch.prompt_rows
         return None if starts is None else starts[i]
 
@@ -76,9 +76,9 @@ class DetailedForward:
         return [len(self.batch.seqs[i].tokens) - 1] if given is None else given[i]
 
     def _work(self, i: int, parts: list[WorkRows], most: int) -> DetailedWork:
-        """Brings the slot of sequence i up to its last tokens, and describes the rest.
+        """Computes the slot of sequence i except its last tokens, and describes the rest.
 
-        most: tokens that the pass takes along with the tree.
+        most: tokens that run in the same pass as the tree.
         """
         seq, tree = self.batch.seqs[i], self.batch.trees[i]
         slot = self.runner.synced(seq, tree)
@@ -107,7 +107,7 @@ class DetailedForward:
         self, slot: Slot, seq: Sequence, start: int, stop: int, queries: Many[int],
         parts: list[WorkRows],
     ) -> None:  # fmt: skip
-        """Computes tokens before `stop` in chunks; rows from `start` on go to `parts`."""
+        """Computes tokens before `stop` in chunks; adds rows from `start` on to `parts`."""
         f, chunk = self.fields, self.runner.chunk
         request = PassRequest(None, f.taps, f.prompt_logits, f.prompt_logits)
         while len(slot.tokens) < stop:
@@ -122,7 +122,7 @@ class DetailedForward:
             work.keep()
 
     def _resume(self, slot: Slot, seq: Sequence, tree: Tree) -> Resume | None:
-        """The tree's resume, if the slot still holds the cells of the pass that it comes from."""
+        """The tree's resume, if the slot still has the cells of its pass."""
         resume, partial = tree.resume, slot.partial
         if resume is None or partial is None or len(slot.tokens) != len(seq.tokens) - 1:
             return None
@@ -141,7 +141,7 @@ class DetailedForward:
         """`Rows` of sequence i from the passes over its lead's prompt and tree."""
         seq, tree = self.batch.seqs[i], self.batch.trees[i]
         last, count = parts[-1], len(tree) + 1
-        total = len(self.batch.trees[lead]) + 1  # a lead may have a tree where i has none
+        total = len(self.batch.trees[lead]) + 1  # the lead may have a tree when i has none
         ids = torch.tensor([seq.tokens[-1], *tree.tokens.tolist()])
         mine = slice(len(last.hidden) - total, len(last.hidden) - total + count)
         at = len(last.logits) - total
@@ -185,7 +185,7 @@ class DetailedForward:
         )
 
     def _attention(self, i: int, lead: int, parts: list[WorkRows]) -> dict[int, Tensor]:
-        """Weights by layer, [heads, queries, tokens and nodes]: zero where a query sees nothing."""
+        """Weights by layer, [heads, queries, tokens and nodes]; zero for cells not seen."""
         cells = len(self.batch.seqs[lead].tokens) + len(self.batch.trees[lead])
         found: dict[int, list[Tensor]] = {}
         for part in parts:
@@ -197,7 +197,7 @@ class DetailedForward:
 
 
 def check(runner: Runner, batch: ForwardBatch) -> None:
-    """Raises ConfigError for what the runner does not give, or what does not go together."""
+    """Raises ConfigError for needs that the runner lacks or that cannot be combined."""
     if lacks := [*missing(batch.needs, runner.gives), *sorted(batch.kinds - runner.gives)]:
         raise ConfigError(
             f"{type(runner).__name__} gives no {', '.join(dict.fromkeys(lacks))}; use a model of a "

@@ -1,7 +1,7 @@
-"""One pass in torch that returns more than logits, runs some layers only, or goes on from a layer.
+"""A torch pass that returns more than logits, runs only some layers, or resumes at a layer.
 
 The rows of all works are packed as in `TorchDecoder`. Rows that resume at a layer wait until the
-others have reached it; the layers then fall into stages, and all rows of a stage run together.
+others reach it. This divides the layers into stages; all rows of a stage run together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def detailed_pass(
 def _sorted_pass(
     decoder: TorchDecoder, works: Many[DetailedWork], cache: Cache, request: PassRequest
 ) -> list[WorkRows]:
-    """The same of works in the order of their slots."""
+    """Rows of works that are in the order of their slots."""
     m = decoder.model
     ids = [token for work in works for token in (*work.pending, *work.nodes)]
     spans = [work.span for work in works]
@@ -76,7 +76,7 @@ def _sorted_pass(
         if isinstance(attend, FullAttention) and len(stage.spans) == len(works):
             for kept, new in zip(weights, attend.weights, strict=True):
                 kept |= new
-    for layer in request.taps:  # a layer that no row ran through: all rows resume after it
+    for layer in request.taps:  # no row ran this layer: all rows resume after it
         taps.setdefault(layer, start)
     return [
         _rows_of(decoder, work, int(first), x, taps, attention, request)

@@ -1,6 +1,6 @@
-"""What one sequence brings to a pass: tokens that are not yet computed, and nodes of a tree.
+"""Input of a decoder: per sequence its pending tokens and tree nodes, packed for a pass.
 
-`core/forward_batch.py` holds what a caller asks for; this is what decoders read.
+`core/forward_batch.py` has the request of the caller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forerun.runner.slots import PartialPass, Slot
 from forerun.runner.span import Span
 
 NO_NODES = np.zeros(0, dtype=np.int32)
-FIELDS = 6  # of a span, as the kernels read it: slot, base, stop, rows, first row, address of sees
+FIELDS = 6  # of a span in the kernels: slot, base, stop, rows, first row, address of sees
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Work:
 
     @property
     def stop(self) -> int:
-        """Where the cells end that it sees."""
+        """One past the last visible cell."""
         return len(self.slot.tokens) + len(self.pending) + len(self.parents)
 
     @property
@@ -56,7 +56,7 @@ class Work:
 
     @property
     def is_altered(self) -> bool:
-        """Whether the slot has cells with positions of their own, or hidden ones."""
+        """Whether the slot has cells with explicit positions, or hidden cells."""
         return self.slot.is_altered
 
     @property
@@ -70,14 +70,14 @@ class Work:
         count = num + len(self.parents)
         places, sees = np.empty(count, np.int64), np.empty((count, count), np.bool_)
         lay_out(base, num, self.parents, places, sees)
-        if slot.positions is not None:  # nodes go on from the position of the root
+        if slot.positions is not None:  # nodes continue from the position of the root
             root = base + num - 1
             places[num:] += slot.places(root, root + 1) - root
             places[:num] = slot.places(base, base + num)
         return Span(slot.index, base, places, rows, sees[count - rows :], past, slot.dropped)
 
     def keep(self) -> None:
-        """The rows have been computed: pending tokens are committed, new nodes are scratch."""
+        """Records computed rows: pending tokens become committed, new nodes scratch."""
         if self.pending:
             self.slot.clear_scratch()
             self.slot.tokens += self.pending
@@ -87,11 +87,11 @@ class Work:
 
 @dataclass
 class DetailedWork(Work):
-    """A work that asks for more than the logits of the root and the nodes."""
+    """A work that needs more than the logits of the root and the nodes."""
 
-    first_row: int = 0  # the first row that is wanted
+    first_row: int = 0  # first wanted row
     queries: list[int] = field(default_factory=list)  # rows that return attention weights
-    resume: Resume | None = None  # of the root and the first nodes; pending is the root alone
+    resume: Resume | None = None  # of the root and the first nodes; only the root is pending
 
     @property
     def root(self) -> int:
@@ -104,7 +104,7 @@ class DetailedWork(Work):
         return 0 if self.resume is None else len(self.resume.rows)
 
     def keep_partial(self, num_layers: int) -> None:
-        """The rows have been computed in the first layers only; nothing is committed."""
+        """Records rows computed in the first layers only; commits nothing."""
         self.slot.clear_scratch()
         parents = self.parents.tolist()
         self.slot.partial = PartialPass(num_layers, self.pending[-1], self.nodes, parents)
@@ -112,12 +112,12 @@ class DetailedWork(Work):
 
 @dataclass(frozen=True)
 class PassRequest:
-    """What a detailed pass returns of all of its works."""
+    """Outputs that a detailed pass returns for all its works."""
 
     layers: tuple[int, ...] | None = None  # None: all
     taps: tuple[int, ...] = ()
     has_logits: bool = True
-    has_prompt_logits: bool = False  # logits of all wanted rows, else from the root on
+    has_prompt_logits: bool = False  # logits of all wanted rows; otherwise from the root on
 
 
 @dataclass
@@ -134,20 +134,20 @@ class WorkRows:
 
 
 class Packed(NamedTuple):
-    """R rows of several works, one work after another, as the kernels read them; int64."""
+    """R rows of several works, in order, in the format of the kernels; int64."""
 
     numbers: np.ndarray  # token ids [R], positions [R], cells [R], wanted rows [w], spans [S, 6]
-    sees: np.ndarray  # bool, what the spans point to
-    logits: np.ndarray  # float32 [w, width], room for those of wanted rows
+    sees: np.ndarray  # bool, referenced by the spans
+    logits: np.ndarray  # float32 [w, width], output buffer
     addresses: tuple[int, int]  # of numbers, of logits
     top: int  # the highest position
     wrong: int  # the first row with an invalid id, or -1
 
 
 def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, width: int) -> Packed:
-    """One call for all rows. strides: how far apart slots are, and cells; ids are below `num_ids`.
+    """Packs all rows. strides: of slots and of cells; ids are below `num_ids`.
 
-    width: of the logits of each row from `Work.first` on; 0: no row is wanted.
+    width: of the logits of each row from `Work.first` on; 0: no logits.
     """
     heads: list[int] = []
     ids: list[int] = []
@@ -181,10 +181,10 @@ def pack(
     sees: np.ndarray,
     logits: np.ndarray,
 ) -> tuple[tuple[int, int], int, int]:
-    """Fills `numbers` and `sees`: see `Packed`, of which it returns the rest.
+    """Fills `numbers` and `sees` of `Packed`; returns its other fields.
 
-    given int64: ids [num_rows], which are wrong if not below num_ids; then of every work, [S, 5]:
-    slot, committed, pending and new tokens, parents.
+    given int64: ids [num_rows], invalid if not below num_ids; then per work [S, 5]: slot,
+    committed, pending and new tokens, parents.
     """
     address, heads = sees.ctypes.data, given[num_rows:].reshape((-1, 5))
     numbers[:num_rows] = given[:num_rows]
@@ -216,16 +216,16 @@ def pack(
         if not 0 <= numbers[i] < num_ids:
             wrong = i
             break
-    # read here: `ndarray.ctypes` in Python takes longer than all of this
+    # faster here than `ndarray.ctypes` in Python
     return (numbers.ctypes.data, logits.ctypes.data), top, wrong
 
 
 @njit(cache=True, nogil=True)
 def lay_out(base: int, num: int, parents: np.ndarray, places: np.ndarray, sees: np.ndarray) -> None:
-    """Positions int64 [c] of the cells from `base` on, and which of them each sees, bool [c, c].
+    """Positions int64 [c] of the cells from `base` on, and their visibility, bool [c, c].
 
-    The c cells are `num` pending tokens, each of which sees those before it, and one per entry of
-    `parents`; a node sees the pending tokens, its ancestors and itself.
+    The c cells are `num` pending tokens, which see earlier ones, and one per entry of `parents`; a
+    node sees the pending tokens, its ancestors and itself.
     """
     sees[:] = False
     for cell in range(num):

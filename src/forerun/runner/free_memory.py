@@ -1,4 +1,4 @@
-"""How much memory a device has left, within the limits of a container."""
+"""Free memory of a device, within the limits of a container."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from forerun.errors import CapacityError
 
 log = logging.getLogger("forerun")
 UNLIMITED = 1 << 62
-TIGHT_SHARE = 0.9  # of the free memory: weights that take more leave too little for anything else
+TIGHT_SHARE = 0.9  # of the free memory: a warning if weights take more
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
 V2 = "memory.max", "memory.current"
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device, within the limits of a container."""
+    """Free bytes of a device, within the limits of a container."""
     if device.type == "cuda":
-        # blocks that torch holds and does not use are free for it
+        # memory that torch has reserved and does not use is free
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
     free = container_bytes()
@@ -29,13 +29,13 @@ def available_bytes(device: torch.device) -> int:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 free = min(free, int(line.split()[1]) * 1024)
-    return free  # nothing known: let the allocator say no
+    return free  # unknown: the allocator may refuse
 
 
 def check_weights(size: int, device: torch.device, how: str) -> None:
-    """Raises CapacityError if weights do not fit into what is free; warns if hardly anything stays.
+    """Raises CapacityError if weights do not fit into free memory; warns above TIGHT_SHARE.
 
-    how: what the size counts with, as "at 2 bytes each".
+    how: text on the size, e.g. "at 2 bytes each".
     """
     free = available_bytes(device)
     said = f"the weights take {size / 2**30:.1f} GiB {how}, and {free / 2**30:.1f} GiB are free"
@@ -49,7 +49,7 @@ def check_weights(size: int, device: torch.device, how: str) -> None:
 def container_bytes(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """What the memory limits of our control groups (v1 or v2) leave; file cache counts as free."""
+    """Bytes left by the memory limits of control groups (v1, v2); file cache counts as free."""
     with suppress(OSError):
         groups = _groups(root, own.read_text())
         return min([UNLIMITED, *(_group_bytes(*group) for group in groups)])
@@ -58,7 +58,7 @@ def container_bytes(
 
 @cache
 def _groups(root: Path, memberships: str) -> list[tuple[str, str, str]]:
-    """Folder, limit and usage of every group that bounds ours, as /proc/self/cgroup names them."""
+    """Folder, limit and usage of the process's control groups and their parents."""
     found = []
     for line in memberships.splitlines():
         _, kinds, path = line.split(":", 2)
@@ -72,14 +72,14 @@ def _groups(root: Path, memberships: str) -> list[tuple[str, str, str]]:
 
 
 def _group_bytes(group: str, limit: str, usage: str) -> int:
-    """What the limit of one group leaves."""
+    """Bytes left by the limit of one group."""
     try:
         most = int(_text(group, limit))
-        if most >= UNLIMITED:  # how version 1 says that there is none
+        if most >= UNLIMITED:  # version 1: no limit
             return UNLIMITED
         used = int(_text(group, usage))
         stat = dict(line.split() for line in _text(group, "memory.stat").splitlines())
-    except (OSError, ValueError):  # no such files, or the limit is "max"
+    except (OSError, ValueError):  # missing files, or the limit is "max"
         return UNLIMITED
     cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
     return max(most - used + cached, 0)

@@ -1,7 +1,7 @@
-"""Attention with an explicit softmax, sequence by sequence, for all that fast attention leaves out.
+"""Attention with an explicit softmax, sequence by sequence: slower and more general.
 
-It runs layers of any head count, cells with positions of their own and hidden cells, and returns
-the weights of chosen queries. It is slower and simpler than `attention.Pass`.
+It runs layers of any head count, cells with explicit positions and hidden cells, and returns the
+weights of chosen queries. `attention.Pass` is the fast form.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig
     from forerun.runner.kv_cache import Cache
 
-MAX_SCORES = 1 << 24  # numbers of a block of scores; long prompts are taken a part at a time
+MAX_SCORES = 1 << 24  # elements of a block of scores; long prompts run in blocks
 
 
 class FullAttention:
-    """What the decoder calls per layer, as `attention.Pass`.
+    """Called by the decoder per layer, like `attention.Pass`.
 
-    queries: rising row numbers of each span; `weights[span][layer]` keeps their attention weights
-    as [heads, queries, cells].
+    queries: ascending row numbers of each span; `weights[span][layer]` are their attention weights
+    [heads, queries, cells].
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class FullAttention:
         return out.permute(2, 0, 1, 3).reshape(rows, heads * c.head_dim)
 
     def _chosen(self, i: int) -> Many[int]:
-        """Rows of a span that return their weights, rising."""
+        """Rows of a span that return their weights, ascending."""
         return () if self.queries is None else self.queries[i]
 
     def _hidden(self, i: int, span: Span, layer: int, kv_heads: int) -> Tensor:
-        """The cells that rows do not see: by window and ancestry, and dropped ones."""
+        """Cells hidden from rows: by window, by ancestry, or dropped."""
         mask = self._masks[i][self.config.window(layer)]
         if span.dropped is None:
             return mask
@@ -91,7 +91,7 @@ class FullAttention:
         return mask | torch.from_numpy(dropped).to(mask.device)
 
     def _window_masks(self, span: Span) -> dict[int | None, Tensor]:
-        """Per window of the model: the cells that a row does not see, bool [1, 1, rows, n]."""
+        """Per window of the model: cells hidden from each row, bool [1, 1, rows, n]."""
         return {
             window: torch.from_numpy(~span.mask(0, span.stop, window)[None, None]).to(
                 self.cache.device

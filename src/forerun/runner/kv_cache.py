@@ -1,4 +1,4 @@
-"""KV cells of all sequences in one tensor; `slots.py` says which slot holds which tokens."""
+"""KV cache of all sequences in one tensor; `slots.py` maps slots to tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from forerun.runner.free_memory import available_bytes
 from forerun.runner.kv_memory import Cells
 from forerun.runner.slots import Slot, Slots
 
-RECORDED = ("cuda",)  # device types with graphs that hold addresses of cells
-RECORDED_CELLS = 2048  # cells of a slot at the start on such devices, so that they move rarely
-MAX_MEMORY_SHARE = 0.25  # of free memory that cells may take ahead of need
+RECORDED = ("cuda",)  # device types with graphs that store addresses of cells
+RECORDED_CELLS = 2048  # initial cells of a slot on such devices, so that they move rarely
+MAX_MEMORY_SHARE = 0.25  # of free memory, for cells allocated ahead of need
 
 
 class Cache(Slots):
     """The cells: data [layers, slots, cells, 2, kv_heads, head_dim], grown as needed.
 
-    In memory a head's cells are neighbours (`Cells`): its keys, or values, are read as one stream.
+    The cells of a head are contiguous in memory (`Cells`), so its keys are read as one stream.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class Cache(Slots):
     ) -> None:
         super().__init__(max_slots)
         self.max_cells, self.dtype, self.device = max_cells, dtype, device
-        self._soon: Cells | None = None  # of the size that comes next
-        self._lacked: tuple[int, ...] = ()  # such a size for which memory was not ample
+        self._next: Cells | None = None  # memory of the next size, allocated ahead
+        self._lacked: tuple[int, ...] = ()  # a next size that did not fit into MAX_MEMORY_SHARE
         self._hold(self._cells((num_layers, 0, 0, 2, num_kv_heads, head_dim)).whole())
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + self._soon_bytes
+        return self.data.nbytes + self._next_bytes
 
     @property
-    def _soon_bytes(self) -> int:
-        return 0 if self._soon is None else self._soon.nbytes
+    def _next_bytes(self) -> int:
+        return 0 if self._next is None else self._next.nbytes
 
     def empty(self) -> Self:
         layers, _, _, _, num_kv_heads, head_dim = self.data.shape
@@ -59,7 +59,7 @@ class Cache(Slots):
         return slot.index < self.data.shape[1]
 
     def can_keep_more(self) -> bool:
-        """Whether one slot more fits into MAX_MEMORY_SHARE if all grow to the whole context."""
+        """Whether another slot fits into MAX_MEMORY_SHARE if all grow to the whole context."""
         layers, _, _, *cell = self.data.shape
         return self._is_share((layers, len(self.slots) + 1, self.max_cells, *cell))
 
@@ -77,8 +77,8 @@ class Cache(Slots):
     def drop(self, slot: Slot, layer: int, head: int, keep: np.ndarray) -> None:
         """Hides committed cells of one layer and KV head from all later rows.
 
-        keep: bool [n]; cells from n on stay. Hidden cells keep their memory; they come back only
-        where they are computed again.
+        keep: bool [n]; cells from n on stay visible. Hidden cells keep their memory; they become
+        visible only if computed again.
         """
         layers, _, _, _, num_kv_heads, _ = self.data.shape
         before = slot.dropped
@@ -90,7 +90,7 @@ class Cache(Slots):
         slot.dropped = dropped
 
     def reserve(self, slot: Slot, cells: int) -> None:
-        """Makes room for `cells` cells in this slot (and all others).
+        """Grows this slot (and all others) to `cells` cells.
 
         Raises CapacityError if they do not fit into memory.
         """
@@ -110,24 +110,24 @@ class Cache(Slots):
                 ample_room, ample = all_at_once
         try:
             self._grow((layers, ample_room, max(length, ample), *tail))
-        except CapacityError:  # no room to spare: only what is needed
+        except CapacityError:  # without spare cells
             self._grow((layers, room, length, *tail))
 
     def _is_share(self, shape: tuple[int, ...]) -> bool:
-        """Whether cells of this shape take MAX_MEMORY_SHARE of memory at most."""
+        """Whether cells of this shape take at most MAX_MEMORY_SHARE of free memory."""
         size = math.prod(shape) * self.dtype.itemsize
         return size <= MAX_MEMORY_SHARE * (available_bytes(self.device) + self.nbytes)
 
     def prepare(self, cells: int) -> None:
-        """Takes a part of the memory that comes next where a pass needs more than half the cells.
+        """Allocates the next memory in parts once a pass needs more than half the cells.
 
-        It is there when seven eighths are in use, if memory is ample.
+        It is complete when seven eighths are in use, if it fits into MAX_MEMORY_SHARE.
         """
         layers, slots, have = self.size
         if 2 * cells <= have or have >= self.max_cells or self.device.type != "cpu":
             return
         shape = layers, slots, min(self.max_cells, 2 * have), *self.data.shape[3:]
-        if self._soon is None or self._soon.shape != shape:
+        if self._next is None or self._next.shape != shape:
             size = math.prod(shape) * self.dtype.itemsize
             if self._lacked == shape:
                 return
@@ -135,11 +135,11 @@ class Cache(Slots):
                 self._lacked = shape
                 return
             try:
-                self._soon = self._cells(shape)
-            except (MemoryError, RuntimeError):  # a limit that is seen only when it is met
+                self._next = self._cells(shape)
+            except (MemoryError, RuntimeError):  # a limit that only the allocation shows
                 self._lacked = shape
                 return
-        self._soon.ready((2 * cells - have) / (0.75 * have))
+        self._next.ready((2 * cells - have) / (0.75 * have))
 
     def check_room(self, slots: int, cells: int, taken: int = 0) -> int:
         super().check_room(slots, cells)
@@ -147,18 +147,18 @@ class Cache(Slots):
         if slots <= have_slots and cells <= have_cells:
             return 0
         shape = layers, max(slots, have_slots), max(cells, have_cells), *tail
-        free = available_bytes(self.device) + self._soon_bytes
+        free = available_bytes(self.device) + self._next_bytes
         self._check(shape, max(free - taken, 0))
         return max(math.prod(shape) * self.dtype.itemsize - self.nbytes, 0)
 
     def _grow(self, shape: tuple[int, ...]) -> None:
-        soon, self._soon = self._soon, None
-        if soon is not None and soon.shape != shape:
-            soon = None  # freed
-        free = available_bytes(self.device) + (soon.nbytes if soon else 0)
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead.shape != shape:
+            ahead = None  # freed
+        free = available_bytes(self.device) + (ahead.nbytes if ahead else 0)
         self._check(shape, free)
         try:
-            data = (soon or self._cells(shape)).whole()
+            data = (ahead or self._cells(shape)).whole()
             data[:, : self.data.shape[1], : self.data.shape[2]] = self.data
         except (MemoryError, RuntimeError) as cause:
             raise CapacityError(self._too_large(shape, free)) from cause
@@ -181,9 +181,9 @@ class Cache(Slots):
 
     def _hold(self, data: torch.Tensor) -> None:
         self.data = data
-        # read in every pass: each call into torch costs microseconds
+        # cached: read in every pass
         self.size, self.address, self.strides = data.shape[:3], data.data_ptr(), data.stride()
-        # the same memory for moves; NumPy's indexing costs a fraction of torch's
+        # NumPy view for moves of cells
         self._words: Any = data
         if data.device.type == "cpu":
             self._words = data.view(torch.int16 if data.itemsize == 2 else torch.int32).numpy()

@@ -1,7 +1,6 @@
-"""Memory for cells, zeroed a part at a time, so that no step waits for all of it.
+"""Memory for KV cells, zeroed in parts, so that no step waits for all of it.
 
-A system may hand out fresh pages at less than 1 GB/s (virtual machines that get them as they are
-touched): 200 MB at once hold up a step by .3 s.
+Virtual machines may provide fresh pages at less than 1 GB/s: 200 MB at once delay a step by 0.3 s.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import torch
 
 from forerun.runner.native.memory import in_large_pages
 
-PART = 1 << 23  # bytes that a step may wait for
+PART = 1 << 23  # bytes zeroed per step
 
 
 class Cells:
-    """Memory of [layers, slots, cells, 2, heads, size]; nothing of it is taken before `ready`.
+    """Memory of [layers, slots, cells, 2, heads, size]; allocated by `ready`.
 
-    A head's cells are neighbours, [layers, slots, 2, heads, cells, size]. Zeros, not what was there
-    before: masked values are multiplied by 0, and 0 times NaN is NaN.
+    Stored as [layers, slots, 2, heads, cells, size]. Initialised with zeros: masked values are
+    multiplied by 0, and 0 times NaN is NaN.
     """
 
     @torch.inference_mode(mode=False)  # written within passes and between them
@@ -31,9 +30,9 @@ class Cells:
             in_large_pages(self._flat)
 
     def ready(self, share: float) -> None:
-        """On a CPU: zeroes until `share` of all is ready, PART bytes more at most."""
+        """On a CPU: zeroes up to PART bytes more, until `share` of all is ready."""
         goal = min(math.ceil(min(share, 1.0) * len(self._flat)), self.nbytes + PART)
-        if goal > self.nbytes:  # in one thread: of two in a new large page, each makes its own
+        if goal > self.nbytes:  # in one thread, so that a large page is allocated once
             self._flat.numpy()[self.nbytes : goal] = 0
             self.nbytes = goal
 

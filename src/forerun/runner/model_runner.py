@@ -1,4 +1,4 @@
-"""Runs our decoder as a `Target`: slots brought up to date, then one packed pass over all rows."""
+"""The `Target` that runs forerun's decoder: updates the slots, then runs one packed pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALTERED = frozenset({"positions", "dropped_cells"})
 
 
 class ModelRunner(Runner):
-    """Our decoder with its cache: one packed pass for all sequences."""
+    """forerun's decoder with its KV cache: one packed pass for all sequences."""
 
     gives = EVERYTHING
 
@@ -54,8 +54,8 @@ class ModelRunner(Runner):
             device=model.device,
         )
         self.decode = decoder(model)
-        self._torch: TorchDecoder | None = None  # for what `decode` does not give
-        self._said: set[str] = set()  # needs for which that was logged
+        self._torch: TorchDecoder | None = None  # for needs that `decode` lacks
+        self._said: set[str] = set()  # needs for which the fallback was logged
         how = type(self.decode).__name__
         self.is_async = model.device.type == "cuda"
         self._is_launched = False
@@ -63,7 +63,7 @@ class ModelRunner(Runner):
         self.is_slow_at_first = model.device.type == "cuda"
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of weights, cache cells, and scratch: kept draft logits, buffers, masks."""
+        """Bytes of weights, KV cells, and scratch (kept draft logits, buffers, masks)."""
         return {
             "weights": self.model.nbytes,
             "kv cache": self.cache.nbytes,
@@ -109,7 +109,7 @@ class ModelRunner(Runner):
         if isinstance(self.decode, TorchDecoder):
             return self.decode
         if self._torch is None:
-            own = getattr(self.decode, "torch", None)  # a graph decoder brings one
+            own = getattr(self.decode, "torch", None)  # a graph decoder has one
             self._torch = own or TorchDecoder(self.model)
         new = needs - self.decode.gives - self._said
         if new:
@@ -125,7 +125,7 @@ class ModelRunner(Runner):
     def drop_cells(self, seq: Sequence, layer: int, head: int, keep: np.ndarray) -> None:
         """Hides cells of one layer and KV head from all later rows of a sequence.
 
-        keep: bool [n], n <= tokens that the cache holds (`num_cells`); later cells stay.
+        keep: bool [n], n <= `num_cells`; later cells stay visible.
         """
         config, slot = self.model.config, self.cache.sync(seq)
         if not (0 <= layer < config.num_layers and 0 <= head < config.kv_heads(layer)):
@@ -138,7 +138,7 @@ class ModelRunner(Runner):
         self.cache.drop(slot, layer, head, np.asarray(keep, np.bool_))
 
     def num_cells(self, seq: Sequence) -> int:
-        """Tokens of a sequence that the cache holds."""
+        """Number of a sequence's tokens in the cache."""
         return self.cache.known(seq)
 
     @property
@@ -155,7 +155,7 @@ class ModelRunner(Runner):
 
     def forget_cells(self) -> None:
         super().forget_cells()
-        refresh = getattr(self.decode, "refresh", None)  # where it holds addresses of weights
+        refresh = getattr(self.decode, "refresh", None)  # if it stores addresses of weights
         if refresh is not None:
             refresh()
 
@@ -167,17 +167,17 @@ class ModelRunner(Runner):
             self._is_launched = False
 
     def collect(self) -> None:
-        wait = getattr(self.decode, "wait", None)  # where logits are copied to the host meanwhile
+        wait = getattr(self.decode, "wait", None)  # if logits are being copied to the host
         if wait is not None:
             wait()
 
 
 def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:
-    """What computes the passes of a model: our kernels where they cover it, else torch."""
+    """The decoder of a model: native or GPU kernels if they support it, otherwise torch."""
     if model.device.type == "cuda":
         lack = gpu.why_not(model.device) or gpu.lacking(model.config)
         if not lack:
-            from forerun.runner.gpu.graphs import GraphDecoder  # which needs Triton
+            from forerun.runner.gpu.graphs import GraphDecoder  # needs Triton
 
             return GraphDecoder(model)
     else:

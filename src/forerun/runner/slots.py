@@ -1,9 +1,9 @@
-"""Which tokens each slot of the KV cache holds, and which sequence a slot belongs to.
+"""Slots of the KV cache: their tokens, and the sequences that use them.
 
-A slot holds committed cells (cell i is position i unless it has positions of its own) and behind
-them scratch cells: the tree nodes of the last pass. `sync` compares both with a sequence's tokens,
-keeps what agrees and moves accepted nodes into place, so nothing is rolled back. A free slot keeps
-its tokens until it is reused, and a new sequence takes over the longest prefix that any slot holds.
+A slot has committed cells (cell i is position i unless it has explicit positions) and after them
+scratch cells, the tree nodes of the last pass. `sync` compares both with a sequence's tokens, keeps
+what agrees and moves accepted nodes into place, so nothing is rolled back. A free slot keeps its
+tokens until it is reused; a new sequence reuses the longest prefix in any slot.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from forerun.core.records import Sequence
 from forerun.errors import CapacityError
 
-TAIL = 64  # tokens compared again where a list that was synced before has grown
+TAIL = 64  # last tokens to compare again in a list that was synced before
 MIN_REUSE_TOKENS = 64  # a free slot with fewer tokens is overwritten first
-MAX_KEPT = 4  # free slots that are kept for the conversations they hold
+MAX_KEPT = 4  # free slots kept for the next turn of their conversations
 
 
 @dataclass(frozen=True)
 class PartialPass:
-    """Cells of a pass that ended early: the root and some nodes, in their first layers only."""
+    """Cells of a pass over the first layers only: the root and some nodes."""
 
     num_layers: int  # layers 0 .. num_layers - 1 have these cells
     root: int  # token
@@ -37,18 +37,18 @@ class PartialPass:
 
 @dataclass
 class Slot:
-    """What one row of the cache holds."""
+    """State of one slot of the cache."""
 
     index: int
-    tokens: list[int] = field(default_factory=list)  # committed: cell i holds tokens[i]
-    nodes: list[int] = field(default_factory=list)  # scratch: cell len(tokens) + j holds nodes[j]
+    tokens: list[int] = field(default_factory=list)  # committed: cell i is tokens[i]
+    nodes: list[int] = field(default_factory=list)  # scratch: cell len(tokens) + j is nodes[j]
     parents: list[int] = field(default_factory=list)  # of scratch nodes; -1: the last committed
     where: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
     logits: dict[int, torch.Tensor] = field(default_factory=dict)  # of node (-1: root), if kept
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # the same of hidden rows
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # hidden rows, likewise
     positions: np.ndarray | None = None  # int64, of its first cells; None: cell i is position i
     dropped: np.ndarray | None = None  # bool [layers, kv_heads, n]: of its first cells, hidden ones
-    partial: PartialPass | None = None  # behind the committed cells, in place of scratch
+    partial: PartialPass | None = None  # after the committed cells, in place of scratch
     owner: ref[Sequence] | None = None
     synced: list[int] | None = None  # the list that `tokens` last agreed with
     used: int = 0  # time of the last pass
@@ -59,11 +59,11 @@ class Slot:
 
     @property
     def is_altered(self) -> bool:
-        """Whether its cells have positions of their own, or some are hidden."""
+        """Whether cells have explicit positions, or some are hidden."""
         return self.positions is not None or self.dropped is not None
 
     def places(self, start: int, stop: int) -> np.ndarray:
-        """Positions of the cells [start, stop), int64; beyond those given they go on by one."""
+        """Positions of the cells [start, stop), int64; after explicit ones they rise by one."""
         cells = np.arange(start, stop)
         given = self.positions
         if given is None or not len(given):
@@ -72,7 +72,7 @@ class Slot:
         return given[np.minimum(cells, last)] + np.maximum(cells - last, 0)
 
     def set_positions(self, positions: np.ndarray) -> None:
-        """Gives cells their positions, int64 [n]; committed cells that had others are dropped."""
+        """Sets positions of cells, int64 [n]; drops committed cells with other positions."""
         held = len(self.tokens)
         before = self.places(0, held)
         is_usual = np.array_equal(positions, np.arange(len(positions)))
@@ -82,16 +82,16 @@ class Slot:
             self.truncate(int(differ[0]))
 
     def restore(self) -> None:
-        """Forgets altered cells, so that any sequence may use the slot."""
+        """Drops altered cells, so that any sequence may use the slot."""
         if self.is_altered:
             self.truncate(0)
             self.positions = self.dropped = None
 
     def agreed(self, tokens: list[int]) -> int:
-        """How many held tokens `tokens` begins with.
+        """Length of the common prefix of the slot's tokens and `tokens`.
 
-        Law: a list that was synced is appended to, or loses at most its last TAIL tokens before it
-        grows again; any other change comes as a new list, which is compared in full.
+        Law: a synced list only grows, or loses at most its last TAIL tokens before it grows again;
+        any other change is a new list, which is compared in full.
         """
         num = len(self.tokens)
         low = max(num - TAIL, 0)
@@ -100,7 +100,7 @@ class Slot:
         return common_prefix(self.tokens, tokens)
 
     def add(self, nodes: list[int], parents: list[int]) -> None:
-        """Appends scratch nodes. Among equal siblings the last one counts."""
+        """Appends scratch nodes. Of equal siblings the last one is used."""
         first = len(self.nodes)
         self.nodes += nodes
         self.parents += parents
@@ -118,7 +118,7 @@ class Slot:
         self.logits, self.hidden, self.partial = {}, {}, None
 
     def walk(self, tokens: list[int]) -> list[int]:
-        """Scratch nodes that spell the longest beginning of `tokens`, from the top down."""
+        """Scratch nodes along the longest prefix of `tokens`, from the root down."""
         found, node = [], -1
         for token in tokens:
             node = self.where.get((node, token), -2)
@@ -129,9 +129,9 @@ class Slot:
 
 
 class Slots(ABC):
-    """Which slot belongs to which sequence, and which tokens it holds; the cells are a subclass's.
+    """Assignment of slots to sequences and tokens; subclasses store the cells.
 
-    can_move: cells of scratch nodes outlive their pass, so accepted nodes need no second one.
+    can_move: cells of scratch nodes stay valid after their pass, so accepted nodes are moved.
     """
 
     can_move = True
@@ -140,13 +140,13 @@ class Slots(ABC):
         self.max_slots = max_slots
         self.slots: list[Slot] = []
         self._of: WeakKeyDictionary[Sequence, Slot] = WeakKeyDictionary()
-        self._guests: WeakSet[Sequence] = WeakSet()  # without a slot; each may need one any time
-        self.reused: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens found, by who
+        self._guests: WeakSet[Sequence] = WeakSet()  # sequences without a slot, which may need one
+        self.reused: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # number of tokens
         self._clock = 0
 
     @abstractmethod
     def empty(self) -> Self:
-        """Another one of this kind, which holds nothing."""
+        """An empty cache of the same kind."""
 
     @abstractmethod
     def move(self, slot: Slot, source: list[int], start: int) -> None:
@@ -157,13 +157,14 @@ class Slots(ABC):
         """Copies the first `length` cells of another slot."""
 
     def has_cells(self, slot: Slot) -> bool:
-        """Whether the slot has been given cells; memory may have been full."""
+        """Whether the slot has cells; memory may have been full."""
         return True
 
     def check_room(self, slots: int, cells: int, taken: int = 0) -> int:
-        """Bytes that so many slots of so many cells need in addition to the current ones, if known.
+        """Bytes that this number of slots and cells needs in addition to the current ones.
 
-        taken: bytes that others will. Raises CapacityError if the slots may not be, or do not fit.
+        taken: bytes that others will use. Raises CapacityError if there are too many slots, or they
+        do not fit.
         """
         if slots > self.max_slots:
             raise CapacityError(
@@ -173,13 +174,13 @@ class Slots(ABC):
         return 0
 
     def can_keep_more(self) -> bool:
-        """Whether memory allows a slot more than what runs needs, for a conversation that rests."""
+        """Whether memory allows another slot, so that an idle conversation keeps its own."""
         return False
 
     def sync(self, seq: Sequence) -> Slot:
-        """The slot of `seq`, with everything it holds agreeing with seq.tokens.
+        """The slot of `seq`, after dropping cells that do not agree with seq.tokens.
 
-        Tokens that scratch nodes hold are committed, except the last one: its row is computed.
+        Tokens of matching scratch nodes are committed, except the last one: its row is computed.
         """
         slot = self._of.get(seq)
         if slot is None:
@@ -201,26 +202,26 @@ class Slots(ABC):
 
     @property
     def num_held(self) -> int:
-        """Sequences that have a slot, or follow one that has."""
+        """Number of sequences that have a slot, or use the rows of one that has."""
         return sum(not slot.is_free for slot in self.slots) + len(self._guests)
 
     def is_altered(self, seq: Sequence) -> bool:
-        """Whether the sequence has cells with positions of its own, or hidden ones."""
+        """Whether the sequence has cells with explicit positions, or hidden cells."""
         slot = self._of.get(seq)
         return slot is not None and slot.is_altered
 
     def follow(self, seq: Sequence) -> None:
-        """The sequence took the rows of another one, and has no slot yet."""
+        """Records that the sequence used the rows of another one and has no slot yet."""
         self._guests.add(seq)
         self.reused.setdefault(seq, len(seq.tokens) - 1)
 
     def known(self, seq: Sequence) -> int:
-        """Tokens that its own slot holds; what others' do hangs on who else was here."""
+        """Number of tokens in the sequence's own slot."""
         slot = self._of.get(seq)
         return 0 if slot is None else min(len(slot.tokens), len(seq.tokens))
 
     def release(self, seq: Sequence) -> None:
-        """Frees the slot; its tokens stay until it is reused."""
+        """Frees the slot; its cells stay until it is reused."""
         self._guests.discard(seq)
         slot = self._of.pop(seq, None)
         if slot is not None:
@@ -228,17 +229,17 @@ class Slots(ABC):
             slot.restore()
 
     def invalidate(self) -> None:
-        """Drops all cells: the weights have changed. Sequences keep their slots."""
+        """Drops all cells after a weight update. Sequences keep their slots."""
         for slot in self.slots:
             slot.truncate(0)
             slot.dropped = slot.synced = None
 
     def _follow(self, slot: Slot, tokens: list[int]) -> None:
-        """Commits the scratch nodes that the new tokens spell, moving their cells into place."""
+        """Commits the scratch nodes along the new tokens; moves their cells into place."""
         start = len(slot.tokens)
         path = slot.walk(tokens[start:-1]) if slot.nodes and self.can_move else []
-        partial = slot.partial if len(tokens) == start + 1 else None  # its root is still the last
-        slot.clear_scratch()  # before the move: an interrupted one must not be tried again
+        partial = slot.partial if len(tokens) == start + 1 else None  # its root is still last
+        slot.clear_scratch()  # before the move: an interrupted move must not be repeated
         source, stop = [start + node for node in path], start + len(path)
         if source != list(range(start, stop)):
             self.move(slot, source, start)
@@ -264,18 +265,18 @@ class Slots(ABC):
 
     @staticmethod
     def _shared(slot: Slot, seq: Sequence) -> int:
-        """Cells of a slot that a newcomer may take over."""
+        """Cells of a slot that a new sequence may reuse."""
         return 0 if slot.is_altered else common_prefix(slot.tokens, seq.tokens)
 
     def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
-        """The slot for a newcomer of `wanted` tokens, the first `shared` of which `best` holds.
+        """A slot for a new sequence of `wanted` tokens; `best` has the first `shared` of them.
 
-        A free slot of at least MIN_REUSE_TOKENS tokens is left to its conversation while
-        few are, and memory is ample. So the order is: one that loses little, `best` before the
-        others; a new one if that may be; the least recently used free one.
+        Order: a free slot that loses little, `best` first; a new slot, if memory and MAX_KEPT
+        allow; the least recently used free slot. Slots of at least MIN_REUSE_TOKENS tokens are
+        kept for their conversations.
         """
         lost = len(best.tokens) - shared if best is not None else 0
-        # another trajectory of the same prompt, or the same turn again: the rest is not needed
+        # another sample of the same prompt, or the same turn again: the rest is not needed
         is_again = shared >= wanted - 1
         if best is not None and best.is_free and (is_again or lost < MIN_REUSE_TOKENS):
             return best
@@ -287,7 +288,7 @@ class Slots(ABC):
         if (keeps or not free) and len(self.slots) < self.max_slots:
             self.slots.append(Slot(len(self.slots)))
             return self.slots[-1]
-        if free:  # one without tokens may have no cells yet, and memory may be full
+        if free:  # slots without tokens may have no cells yet, and memory may be full
             return min(cheap or free, key=lambda s: (not s.tokens, s.used))
         raise CapacityError(
             f"max_seqs is {self.max_slots}, and one more sequence came; load the model with a "

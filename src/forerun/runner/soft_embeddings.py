@@ -1,6 +1,6 @@
-"""One sequence that is fed weighted mixes of tokens: embeddings between those of the vocabulary.
+"""A sequence with soft inputs: weighted mixes of token embeddings.
 
-Its cells lie in a cache of its own: they belong to no text, so no sequence may find them there.
+It has a separate KV cache: its cells belong to no text, so no other sequence may reuse them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from forerun.runner.slots import Slot
 
 
 class MixedStream:
-    """A prompt, then one mix of tokens per step; each call returns the logits [V] after it.
+    """A prompt, then one mix of tokens per step; each call returns the next logits [V].
 
-    With one token of weight 1 a step is a plain step, bit for bit. Raises ConfigError for a target
-    that takes tokens only, CapacityError beyond its context.
+    A step with one token of weight 1 equals a plain step bit for bit. Raises ConfigError for a
+    target that takes only tokens, CapacityError beyond its context.
     """
 
     def __init__(self, target: Target) -> None:
@@ -46,7 +46,7 @@ class MixedStream:
 
     @torch.inference_mode()
     def prompt(self, tokens: Many[int]) -> np.ndarray:
-        """Feeds tokens as they are, in chunks; float32 or wider [V]."""
+        """Runs the tokens in chunks; logits [V], float32 or wider."""
         assert tokens, "there is no answer to nothing"
         for at in range(0, len(tokens), CHUNK):
             logits = self._pass(list(tokens[at : at + CHUNK]), None)
@@ -54,7 +54,7 @@ class MixedStream:
 
     @torch.inference_mode()
     def step(self, tokens: Many[int], weights: Many[float]) -> np.ndarray:
-        """Feeds sum_i weights[i] E[tokens[i]]; the weights of one token add up. [V]."""
+        """Runs the input sum_i weights[i] E[tokens[i]]; logits [V]."""
         return self._pass([0], self.mix(tokens, weights))
 
     def mix(self, tokens: Many[int], weights: Many[float]) -> torch.Tensor:

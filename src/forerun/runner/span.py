@@ -1,4 +1,4 @@
-"""Rows of one sequence in a pass: their cells, their positions, and what each row sees."""
+"""Rows of one sequence in a pass: cells, positions and visibility."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Span:
 
     @property
     def is_altered(self) -> bool:
-        """Whether cells have positions of their own, or some are hidden."""
+        """Whether cells have explicit positions, or some are hidden."""
         return self.past is not None or self.dropped is not None
 
     def last(self, num: int) -> Span:
-        """The same cells, of which only the last `num` are rows of the pass."""
+        """The span with only the last `num` cells as rows of the pass."""
         sees = None if self.sees is None else self.sees[len(self.sees) - num :]
         return replace(self, num_rows=num, sees=sees)
 

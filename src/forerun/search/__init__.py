@@ -1,11 +1,11 @@
-"""Search: samples spent on a better answer. What the methods share for users stands here."""
+"""Search methods, which choose an answer among samples, and the public names they share."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-_HOMES = {  # imported when first used
+_HOMES = {  # name -> module, imported on first use
     "Attempt": "_scorers",
     "Likelihood": "_scorers",
     "RewardModel": "_scorers",

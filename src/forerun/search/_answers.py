@@ -18,9 +18,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")  # 1,200; not
 
 
 def last_answer(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds, else the last line `Answer: ...` or `#### ...` says.
+    r"""The last `\boxed{...}`, otherwise the last line `Answer: ...` or `#### ...`.
 
-    Numbers are told apart by value: 1,200 and 1200.0 are one answer.
+    Numbers are compared by value: 1,200 and 1200.0 are the same answer.
     """
     found = _boxed(text)
     if found is None:
@@ -35,8 +35,8 @@ def pattern(regex: str) -> Parse:
         wanted = re.compile(regex, re.MULTILINE)
     except re.error as error:
         raise ConfigError(
-            f"{regex!r} is no regular expression: {error}; write what stands for itself "
-            "with a backslash before it"
+            f"{regex!r} is not a regular expression: {error}; escape special characters with a "
+            "backslash"
         ) from None
 
     def parse(text: str) -> str | None:
@@ -48,14 +48,14 @@ def pattern(regex: str) -> Parse:
 
 
 def as_parser(given: Parse | str | None) -> Parse:
-    """A parser for a regular expression; `last_answer` where nothing is given."""
+    """A parser for a regular expression; None: `last_answer`."""
     if given is None:
         return last_answer
     return pattern(given) if isinstance(given, str) else given
 
 
 def read(parse: Parse, texts: Iterable[str]) -> list[str | None]:
-    """What texts answer. Raises ConfigError for a parser that gives anything but texts and None."""
+    """The answers of texts. Raises ConfigError if the parser returns neither text nor None."""
     answers = []
     for text in texts:
         answer = parse(text)
@@ -68,16 +68,16 @@ def read(parse: Parse, texts: Iterable[str]) -> list[str | None]:
 
 
 def check_num(n: int) -> None:
-    """Raises ConfigError if no search takes so many samples."""
+    """Raises ConfigError if n is out of range."""
     if not isinstance(n, int) or not 1 <= n <= MAX_SAMPLES:
         raise ConfigError(
-            f"n must be a whole number from 1 to {MAX_SAMPLES}, got {n!r}: a search holds all "
-            "its samples until it has chosen"
+            f"n must be a whole number from 1 to {MAX_SAMPLES}, got {n!r}: a search keeps all "
+            "samples in memory"
         )
 
 
-def weigh(answers: Many[str | None], weights: Many[float]) -> dict[str, float]:
-    """Answer -> sum of its weights, the heaviest first; ties: the one seen first."""
+def count_votes(answers: Many[str | None], weights: Many[float]) -> dict[str, float]:
+    """Answer -> sum of its weights, largest first; ties: the answer seen first."""
     sums: dict[str, float] = {}
     for answer, weight in zip(answers, weights, strict=True):
         if answer is not None:
@@ -85,24 +85,24 @@ def weigh(answers: Many[str | None], weights: Many[float]) -> dict[str, float]:
     return dict(sorted(sums.items(), key=lambda pair: -pair[1]))
 
 
-def voted(select: str, scores: Many[float], note: Callable[[str], None]) -> str:
-    """How to select: by score where a weight below 0 would make a vote count against its answer."""
+def usable_selection(select: str, scores: Many[float], note: Callable[[str], None]) -> str:
+    """The selection; "score" in place of "weighted" if a score is negative."""
     if select != "weighted" or min(scores, default=0.0) >= 0:
         return select
-    note("weighted votes need scores of at least 0; chosen by score instead")
+    note("weighted votes need scores of at least 0; selecting by score instead")
     return "score"
 
 
 def line_of_votes(answer: str | None, votes: dict[str, float]) -> str:
-    """The chosen answer and the six heaviest votes, for people."""
+    """The chosen answer and the six largest votes, as text."""
     first = [*votes.items()][:6]
     shown = ", ".join(f"{other}: {weight:.4g}" for other, weight in first)
     return f"answer {answer or '(none)'}; votes {shown or '(none)'}"
 
 
 def is_decided(answers: Many[str | None], left: int) -> bool:
-    """Whether no `left` further answers could change the majority, ties not counted on."""
-    counts = [*weigh(answers, [1.0] * len(answers)).values(), 0.0, 0.0]
+    """Whether `left` further answers cannot change the majority, not even to a tie."""
+    counts = [*count_votes(answers, [1.0] * len(answers)).values(), 0.0, 0.0]
     return counts[0] - counts[1] > left
 
 
@@ -123,5 +123,5 @@ def _canonical(answer: str) -> str:
     if not _NUMBER.fullmatch(plain):
         return plain
     value = float(plain.replace(",", ""))
-    is_long = len(plain) > 15  # beyond what a float tells apart
+    is_long = len(plain) > 15  # more digits than a float has
     return plain if is_long else str(int(value)) if value == int(value) else repr(value)

@@ -1,9 +1,8 @@
-"""A process scorer without an answer key: does the written arithmetic hold, from known numbers?
+"""A process scorer that checks arithmetic, without an answer key.
 
-Every stated equation is computed again (`9 * 41 = 360 + 9 = 369`, `4 times 12 is 48`); what stands
-left of the first sign must come from the problem or from earlier results, and so must every number
-that a sentence merely states; the answer must have been computed. It sees the problem and the text,
-nothing else, so it cannot tell a right sum that answers another question.
+It recomputes every equation (`9 * 41 = 360 + 9 = 369`, `4 times 12 is 48`). Numbers on the left of
+an equation, and numbers in sentences, must come from the problem or from earlier results. The
+answer must be a computed result. It does not notice a correct sum that answers another question.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-WRONG, RETRACTED, UNKNOWN, UNFOUNDED, UNEARNED = 0.1, 0.9, 0.3, 0.5, 0.1  # factors of the score
-LEAST = 1e-6
+# factors of the score
+WRONG_EQUATION, RETRACTED_EQUATION = 0.1, 0.9
+UNKNOWN_OPERAND, UNKNOWN_NUMBER, UNCOMPUTED_ANSWER = 0.3, 0.5, 0.1
+MIN_SCORE = 1e-6
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\d\w])")
 _SPOKEN = re.compile(r"(\d+) (plus|minus|times|divided by) (\d+) is (\d+)")
@@ -25,7 +26,7 @@ _SIGNS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 _SIDE = r"[\d(][\d\s().+*/-]*[\d)]|\d"
 _CHAIN = re.compile(rf"(?:{_SIDE})(?:\s*=\s*(?:{_SIDE}))+")
 _ANSWER = re.compile(r"^\s*(?:Answer:|####)\s*(-?\d+(?:\.\d+)?)\s*$", re.MULTILINE)
-_BACK = re.compile(  # the next sentence takes it back
+_RETRACTION = re.compile(  # at the start of the next sentence
     r"(?:[^.\n]*[.\n])?\s*(?:wait|no|hmm|let me redo|i made a mistake|correction)\b", re.IGNORECASE
 )
 _WORDS = {
@@ -44,15 +45,15 @@ _RULES: dict[type, Callable[[Any, Any], Any]] = {
 
 @dataclass
 class Ledger:
-    """What is known at a point of the text, and what went wrong before it."""
+    """Known numbers and the score at a point of the text."""
 
     known: set[Fraction]
-    earned: set[Fraction] = field(default_factory=set)  # results of right equations
+    computed: set[Fraction] = field(default_factory=set)  # results of correct equations
     score: float = 1.0
 
 
 def arithmetic(prompt: str, text: str) -> float:
-    """A score in (0, 1]: 1 where nothing speaks against the text, less for every mistake."""
+    """A score in (0, 1]: 1 without mistakes; every mistake multiplies it by a factor."""
     ledger = Ledger(numbers(prompt))
     text = normal(text)
     at = 0
@@ -61,11 +62,11 @@ def arithmetic(prompt: str, text: str) -> float:
         _equation(chain.group(), text[chain.end() :], ledger)
         at = chain.end()
     _stated(text[at:], ledger)
-    return max(ledger.score, LEAST)
+    return max(ledger.score, MIN_SCORE)
 
 
 def normal(text: str) -> str:
-    """The text with one way to write products, sums in words, and long numbers."""
+    """The text with products, sums in words and long numbers in one notation."""
     text = text.replace("$", "").replace("\u00d7", "*").replace("\u00f7", "/")
     text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     text = re.sub(r"(?<=[\d)]) x (?=[\d(])", " * ", text)
@@ -80,7 +81,7 @@ def numbers(text: str) -> set[Fraction]:
 
 
 def value(expression: str) -> Fraction | None:
-    """The exact value of a sum of products; None if it is none."""
+    """The exact value of an arithmetic expression; None if it is not one."""
     try:
         return _evaluate(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
@@ -96,20 +97,20 @@ def _evaluate(node: ast.expr) -> Fraction:
 
 
 def _equation(chain: str, rest: str, ledger: Ledger) -> None:
-    """Judges one chain a = b = c; what it comes to is known afterwards."""
+    """Scores one chain a = b = c; adds its result to the known numbers."""
     sides = chain.split("=")
     values = [value(side) for side in sides]
     if None in values:
         return
     if not _are_equal(values, "." in chain):
-        ledger.score *= RETRACTED if _BACK.match(rest) else WRONG
-        if not _BACK.match(rest):
+        ledger.score *= RETRACTED_EQUATION if _RETRACTION.match(rest) else WRONG_EQUATION
+        if not _RETRACTION.match(rest):
             ledger.known.update(v for v in values[-1:] if v is not None)
         return
     if not numbers(sides[0]) <= ledger.known:
-        ledger.score *= UNKNOWN
+        ledger.score *= UNKNOWN_OPERAND
     results = {v for v in values if v is not None}
-    ledger.earned |= results
+    ledger.computed |= results
     ledger.known |= results
 
 
@@ -119,13 +120,13 @@ def _are_equal(values: list[Fraction | None], is_rounded: bool) -> bool:
 
 
 def _stated(text: str, ledger: Ledger) -> None:
-    """Judges numbers outside equations, and the answer line."""
+    """Scores numbers outside equations, and the answer line."""
     for answer in _ANSWER.findall(text):
-        if Fraction(answer) not in ledger.earned:
-            ledger.score *= UNEARNED
+        if Fraction(answer) not in ledger.computed:
+            ledger.score *= UNCOMPUTED_ANSWER
     for number in _plain(_ANSWER.sub("", text)):
         if number not in ledger.known:
-            ledger.score *= UNFOUNDED
+            ledger.score *= UNKNOWN_NUMBER
             ledger.known.add(number)
 
 

@@ -1,7 +1,7 @@
-"""What a search ranks by: any callable on (prompt, text), the target's likelihood, a reward model.
+"""Scorers of a search: any callable on (prompt, text), the target's likelihood, a reward model.
 
-A scorer sees what was asked and what was written so far, never an answer key. Larger is better.
-One that raises, or gives no finite number, loses that attempt alone, and the search goes on.
+A scorer sees the prompt and the text so far, never an answer key. Larger is better. If it raises or
+returns no finite number, only that attempt is dropped.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from forerun.search._arithmetic import arithmetic
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is scored: a whole trajectory, or one that ends with a step."""
+    """Input of a scorer: a whole trajectory, or one up to the end of a step."""
 
     prompt: str
     text: str  # generated so far
-    logprobs: tuple[float, ...] = ()  # the target's own, per generated token; if asked for
+    logprobs: tuple[float, ...] = ()  # of the target, per generated token; if recorded
 
 
 class Scorer(ABC):
-    """Scores attempts, many at once. `needs_logprobs`: the target's log-probabilities are read."""
+    """Scores a batch of attempts. `needs_logprobs`: record the target's log-probabilities."""
 
     needs_logprobs = False
 
@@ -42,8 +42,8 @@ AnyScorer = Scorer | Callable[[str, str], float]
 NAMES = ("arithmetic", "likelihood", "reward:MODEL", "MODULE:FUNCTION")  # scorers as text
 
 
-class Plain(Scorer):
-    """A callable on (prompt, text)."""
+class FunctionScorer(Scorer):
+    """A scorer that calls a function on (prompt, text)."""
 
     def __init__(self, function: Callable[[str, str], float]) -> None:
         self.function = function
@@ -53,7 +53,7 @@ class Plain(Scorer):
 
 
 class Likelihood(Scorer):
-    """The target's own log-probability of the text: its sum, or the mean per token."""
+    """The target's log-probability of the text: the sum, or the mean per token."""
 
     needs_logprobs = True
 
@@ -68,9 +68,10 @@ class Likelihood(Scorer):
 class RewardModel(Scorer):
     """A Hugging Face sequence classifier with one output, as outcome or process reward.
 
-    model: a folder, a hub id, or a loaded model (then its tokenizer too). Where the tokenizer has a
-    chat template, prompt and text are a user's and an assistant's turn, else one text. batch: how
-    many are scored in one pass. Raises ModelError if it cannot be loaded, or has several outputs.
+    model: a folder, a hub id, or a loaded model with its tokenizer. Prompt and text become a user's
+    and an assistant's turn if the tokenizer has a chat template, otherwise one text. batch:
+    attempts per forward pass. Raises ModelError if the model cannot be loaded or has several
+    outputs.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class RewardModel(Scorer):
         if isinstance(model, str | Path):
             model, tokenizer = _load(model)
         elif tokenizer is None:
-            raise ConfigError("a loaded reward model needs its tokenizer; give it as well")
+            raise ConfigError("a loaded reward model needs its tokenizer; give both")
         if (outputs := model.config.num_labels) != 1:
             raise ModelError(
-                f"the reward model has {outputs} outputs, expected 1; use one that was trained as "
-                "a reward model, or wrap it in a callable on (prompt, text) of your own"
+                f"the reward model has {outputs} outputs, expected 1; use a model trained as "
+                "a reward model, or wrap this one in a callable on (prompt, text)"
             )
         self.model, self.tokenizer = model.to(choose_device(device)).eval(), tokenizer
         self.batch = batch
@@ -107,7 +108,7 @@ class RewardModel(Scorer):
     def _scores(self, texts: list[list[int]]) -> list[float]:
         """Scores of token lists, padded on the right to one batch."""
         pad = self.model.config.pad_token_id
-        if pad is None:  # a classifier finds the last token by it, or takes one text at a time
+        if pad is None:  # without it a classifier cannot find the last token of padded texts
             return [self._pass([ids], 0)[0] for ids in texts]
         return self._pass(texts, pad)
 
@@ -134,11 +135,11 @@ def as_scorer(given: AnyScorer | str, device: str = "auto") -> Scorer:
             f"scorer must be a callable on (prompt, text) or a Scorer, got {given!r}; "
             "e.g. lambda prompt, text: -len(text)"
         )
-    return Plain(given)
+    return FunctionScorer(given)
 
 
 def of_text(spec: str, device: str = "auto") -> AnyScorer:
-    """The scorer that a text names. Raises ConfigError, ModelError."""
+    """The scorer of a text. Raises ConfigError, ModelError."""
     kind, _, rest = spec.partition(":")
     if spec == "arithmetic":
         return arithmetic
@@ -152,23 +153,23 @@ def of_text(spec: str, device: str = "auto") -> AnyScorer:
         return getattr(importlib.import_module(kind), rest)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"scorer {spec!r} cannot be imported: {error}; write MODULE:FUNCTION, and for a file "
-            "in this folder put PYTHONPATH=. before the call"
+            f"scorer {spec!r} cannot be imported: {error}; write MODULE:FUNCTION, and set "
+            "PYTHONPATH=. for a file in this folder"
         ) from None
 
 
 def score_all(scorer: Scorer, attempts: Many[Attempt]) -> list[float | str]:
     """A score per attempt, or the reason why there is none.
 
-    If scoring all at once fails, each is scored alone, so that one bad attempt loses itself only.
+    If scoring the batch fails, each attempt is scored alone, so that one failure drops one attempt.
     """
     try:
         return [_checked(score) for score in _exactly(scorer, attempts)]
     except Exception:  # whatever a user's scorer may raise
-        return [_alone(scorer, attempt) for attempt in attempts]
+        return [_score_alone(scorer, attempt) for attempt in attempts]
 
 
-def _alone(scorer: Scorer, attempt: Attempt) -> float | str:
+def _score_alone(scorer: Scorer, attempt: Attempt) -> float | str:
     try:
         return _checked(_exactly(scorer, [attempt])[0])
     except Exception as error:
@@ -178,7 +179,7 @@ def _alone(scorer: Scorer, attempt: Attempt) -> float | str:
 def _exactly(scorer: Scorer, attempts: Many[Attempt]) -> list[Any]:
     scores = list(scorer.score(attempts))
     if len(scores) != len(attempts):
-        raise ValueError(f"{len(scores)} scores came for {len(attempts)} attempts")
+        raise ValueError(f"{len(scores)} scores for {len(attempts)} attempts")
     return scores
 
 

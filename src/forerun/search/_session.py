@@ -1,10 +1,12 @@
-"""One prompt's sequences on one engine, whole or step by step: shared prefill, memory and batch.
+"""A session runs the sequences of one prompt on one engine, whole or step by step.
 
-Law: a step ends where the text says so (a stopping time), and the next one goes on from the very
-tokens that were sampled, with its own fresh randomness. Steps in a row are therefore one plain
-sample of the target; nothing but what a search selects departs from that law.
+Sequences share prefill, n-gram memory and batch.
 
-Memory: where the key-value cells of a batch do not fit, fewer sequences run at a time.
+Law: a step ends at a delimiter (a stopping time), and the next step continues from the sampled
+tokens with fresh randomness. A series of steps is therefore a plain sample of the target; only the
+selection by a search changes the distribution.
+
+Memory: if the KV cache is too small for a batch, fewer sequences run at once.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
     from forerun.api import Model
 
 log = logging.getLogger("forerun")
-STEP = "step"  # why a sequence ended: its step is complete
+STEP = "step"  # finish reason: the step is complete
 
 
 class StepStops(Stops):
-    """Ends a sequence also where a step ends: a delimiter after text that is not blank.
+    """Stops that also end a sequence after a step: at a delimiter after text that is not blank.
 
-    A sequence may begin with generated tokens; stop strings are looked for in their text, too.
+    A sequence may start with generated tokens; stop strings are searched in their text too.
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class StepStops(Stops):
 
 
 class Session:
-    """Runs sequences of one prompt; `notes` says what was done differently from what was asked.
+    """Runs sequences of one prompt; `notes` lists deviations from the request.
 
-    delimiters: texts that end a step; none for whole trajectories. dice: makes a sequence's
-    randomness from the seed, the prompt's number and the sequence's own. options: of `Model.run`.
+    delimiters: texts that end a step; none: whole trajectories. dice: makes the randomness of a
+    sequence from seed, prompt number and sequence number. options: of `Model.run`.
     """
 
     def __init__(
@@ -91,20 +93,20 @@ class Session:
         given = as_samplings(sampling)
         if needs_logprobs and asked.get("logprobs", given[0].logprobs if given else None) is None:
             asked["logprobs"] = 0
-        run = model.run(own, given, batch=self._seats(model, batch), **asked)
+        run = model.run(own, given, batch=self._max_batch(model, batch), **asked)
         self.model, self.engine, self.recorder = model, run.engine, run.recorder
         self._forget = run.forget
-        self.pattern = run.engine.scheduler.waiting.popleft()  # checked, and never started
+        self.pattern = run.engine.scheduler.waiting.popleft()  # checked, never started
         self.seed, self.prompt_index, self._dice = run.seed, prompt_index, dice
         tokens = self.pattern.tokens
         self.prompt = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)
         if delimiters:
             stops: Any = self.engine.stops
             self.engine.stops = StepStops(stops.eos_ids, stops._stream, delimiters)
-            self.engine.listeners.append(self._settle)
+            self.engine.listeners.append(self._sync_cells)
         self.stats = Stats()
-        self._held: list[Sequence] = []  # begun, and waiting for memory
-        self._pins: dict[int, Sequence] = {}  # id of a token list -> who keeps its cells
+        self._paused: list[Sequence] = []  # started, waiting for memory
+        self._pins: dict[int, Sequence] = {}  # id of a token list -> sequence that keeps its cells
 
     def __enter__(self) -> Session:
         return self
@@ -113,7 +115,7 @@ class Session:
         self.close()
 
     def sequence(self, *key: int, tokens: list[int] | None = None, limit: int = 0) -> Sequence:
-        """A trajectory of the prompt, or one that goes on after `tokens` by at most `limit`."""
+        """A trajectory of the prompt; or a continuation of `tokens` by at most `limit` tokens."""
         tokens = list(self.pattern.tokens if tokens is None else tokens)
         generated = len(tokens) - self.pattern.num_prompt
         most = min(self.pattern.limit, generated + limit) if limit else self.pattern.limit
@@ -126,7 +128,7 @@ class Session:
         """Runs sequences to their ends; yields each as it ends."""
         for seq in seqs:
             self.engine.submit(seq)
-        while not self.engine.scheduler.is_idle or self._held:
+        while not self.engine.scheduler.is_idle or self._paused:
             for seq in self._step():
                 stats = self.recorder.of(seq)
                 stats.failures = self.engine.drafter.failures(seq)  # type: ignore[attr-defined]
@@ -134,17 +136,17 @@ class Session:
                 yield seq
 
     def cancel_all(self) -> None:
-        """Ends whatever runs or waits."""
+        """Cancels all running and waiting sequences."""
         scheduler = self.engine.scheduler
         for seq in [*scheduler.running, *scheduler.waiting]:
             self.engine.cancel(seq)
-        for seq in self._held:
+        for seq in self._paused:
             self.engine.cancel(seq)
             scheduler.waiting.append(seq)
-        self._held = []
+        self._paused = []
 
     def close(self) -> None:
-        """Frees everything; the n-grams of the prompt's trajectories are forgotten."""
+        """Frees the KV cells and drops the n-grams of the prompt's trajectories."""
         with self.engine.target.turns:
             self.cancel_all()
             self.engine.retire()
@@ -152,24 +154,24 @@ class Session:
             self._forget()
 
     def text(self, seq: Sequence) -> str:
-        """Generated text of an ended sequence, up to a stop string."""
+        """Generated text of a finished sequence, up to a stop string."""
         if seq.finish == STEP or seq.num_generated < self.pattern.limit and seq.finish == "length":
             return self.model.tokenizer.decode(seq.generated)
         return self.engine.stops.text(seq)
 
     def is_finished(self, seq: Sequence) -> bool:
-        """Whether the trajectory has ended, and not just its step."""
+        """Whether the trajectory has ended, not only its step."""
         return seq.finish == "stop" or seq.num_generated >= self.pattern.limit
 
     def keep(self, stems: Iterable[list[int]]) -> None:
-        """The cells of these token lists, and of no others, stay for sequences to come."""
+        """Keeps the cells of these token lists for later sequences, and frees all others."""
         wanted = {id(tokens) for tokens in stems}
         with self.engine.target.turns:
             for key in [key for key in self._pins if key not in wanted]:
                 self.engine.target.release(self._pins.pop(key))
 
     def hold(self, seq: Sequence) -> None:
-        """Keeps the cells of an ended sequence until `keep` lets them go, if there is room."""
+        """Keeps the cells of a finished sequence, if there is room, until `keep` frees them."""
         cache = getattr(self.engine.target, "cache", None)
         if cache is None or len(self._pins) >= cache.max_slots - self.engine.scheduler.max_seqs:
             return
@@ -179,19 +181,19 @@ class Session:
         self._pins[id(seq.tokens)] = holder
 
     def note(self, text: str) -> None:
-        """A remark for the user: in the log now, and in the result."""
+        """Adds a note to the log and to the result."""
         self.notes.append(text)
         log.warning("%s", text)
 
-    def _seats(self, model: Model, batch: int) -> int:
-        """How many may run at once: no more than the target has slots."""
+    def _max_batch(self, model: Model, batch: int) -> int:
+        """The batch size, limited by the slots of the target's KV cache."""
         most = getattr(getattr(model.target, "cache", None), "max_slots", batch)
         if batch > most:
             self.note(f"at most {most} sequences run at once, not {batch}: max_seqs is {most}")
         return min(batch, most)
 
-    def _settle(self, step: Step) -> None:
-        """Listener: cells of accepted drafts are put in place before a finished step is left."""
+    def _sync_cells(self, step: Step) -> None:
+        """Listener: moves the cells of accepted drafts into place when a sequence finishes."""
         cache = getattr(self.engine.target, "cache", None)
         for seq in step.seqs:
             if cache is not None and seq.finish is not None:
@@ -199,19 +201,19 @@ class Session:
 
     def _step(self) -> list[Sequence]:
         with self.engine.target.turns:
-            self._readmit()
+            self._resume_paused()
             try:
                 return self.engine.step()
             except CapacityError as cause:
                 ended = self.engine.retire()
-                if not ended:  # else cells have become free
-                    self._make_room(cause)
+                if not ended:  # otherwise cells have become free
+                    self._free_cells(cause)
                 return ended
 
-    def _make_room(self, cause: CapacityError) -> None:
-        """Lets go of kept cells, or else lets half of the sequences wait; raises if one is left.
+    def _free_cells(self, cause: CapacityError) -> None:
+        """Frees kept cells, otherwise pauses half of the sequences; raises if only one runs.
 
-        Trees that were drawn for the failed pass are thrown away unseen, so no law is touched.
+        Law: trees drafted for the failed pass are discarded unseen, so the distribution is kept.
         """
         scheduler = self.engine.scheduler
         if self._pins:
@@ -221,18 +223,18 @@ class Session:
         if len(running) < 2:
             raise cause
         stay = len(running) // 2
-        self.note(f"memory holds no {len(running)} sequences: at most {stay} run at once ({cause})")
+        self.note(f"memory is too small for {len(running)} sequences: at most {stay} run ({cause})")
         for seq in running[stay:]:
             self.engine.drafter.finish(seq)
             self.engine.target.release(seq)
-        self._held += running[stay:]
+        self._paused += running[stay:]
         scheduler.running, scheduler.max_seqs = running[:stay], stay
 
-    def _readmit(self) -> None:
-        """Those that were stopped in the middle go on before others begin."""
+    def _resume_paused(self) -> None:
+        """Resumes paused sequences before new ones start."""
         scheduler = self.engine.scheduler
-        while self._held and len(scheduler.running) < scheduler.max_seqs:
-            seq = self._held.pop(0)
+        while self._paused and len(scheduler.running) < scheduler.max_seqs:
+            seq = self._paused.pop(0)
             self.engine.drafter.start(seq)
             scheduler.running.append(seq)
 
@@ -242,6 +244,6 @@ def as_delimiters(given: str | Many[str]) -> tuple[str, ...]:
     found = (given,) if isinstance(given, str) else tuple(given)
     if not found or not all(isinstance(text, str) and text for text in found):
         raise ConfigError(
-            f"step_end must be a text or several, none of them empty, got {given!r}; try '\\n'"
+            f"step_end must be one or more texts that are not empty, got {given!r}; try '\\n'"
         )
     return found

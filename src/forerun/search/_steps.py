@@ -1,11 +1,11 @@
-"""Search over steps: stems are continued by one step, scored, and the best go on.
+"""Search over steps: extend branches by one step, score them, keep the best, repeat.
 
-One search covers both methods: the branches stand in `groups` trees, each of which keeps `keep`
-stems and gives each of them `width` continuations. Beam search is one tree that keeps many, DVTS
-many trees that keep one each. A finished branch keeps its place until a better one takes it.
+The branches form `groups` trees. Each tree keeps `keep` branches and samples `width` continuations
+of each. Beam search is one tree that keeps many branches; DVTS is many trees that keep one. A
+finished branch stays until a better one replaces it.
 
-Cells of stems are kept, and every continuation begins on a copy of them; what pruned branches wrote
-stays in the n-gram memory, as all branches belong to one group.
+The KV cells of kept branches are reused by their continuations. Text of pruned branches stays in
+the n-gram memory, as all branches belong to one group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 from forerun.core.records import Sequence
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
-from forerun.search._answers import Parse, check_num, line_of_votes, read, voted, weigh
+from forerun.search._answers import (
+    Parse,
+    check_num,
+    count_votes,
+    line_of_votes,
+    read,
+    usable_selection,
+)
 from forerun.search._scorers import AnyScorer, Attempt, as_scorer, score_all
 from forerun.search._session import Session
 from forerun.utils.text import counted
@@ -43,14 +50,14 @@ class Branch:
     number: int
     parent: Branch | None
     depth: int  # steps so far
-    group: int  # which tree it stands in
+    group: int  # number of its tree
     tokens: list[int]  # prompt and everything generated
     text: str = ""  # generated so far
     step: str = ""  # text of its last step
-    finish: str | None = None  # "stop" or "length"; None: it could go on
-    logprobs: tuple[float, ...] = ()  # the target's own, if the scorer reads them
+    finish: str | None = None  # "stop" or "length"; None: unfinished
+    logprobs: tuple[float, ...] = ()  # of the target, if the scorer needs them
     scores: tuple[float, ...] = ()  # one per step
-    score: float | None = None  # all of them, aggregated; None: not scored, or lost
+    score: float | None = None  # aggregate of `scores`; None: not scored, or lost
     fate: str = "open"  # root, open, pruned, lost, finished
 
     @property
@@ -66,13 +73,13 @@ class Branch:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search over steps came to: the chosen branch, and the whole tree."""
+    """Result of a search over steps: the chosen branch and the whole tree."""
 
     prompt: str
     method: str
     chosen: Branch
     answer: str | None
-    votes: dict[str, float]  # answer -> votes or sum of scores among finished branches; falling
+    votes: dict[str, float]  # answer -> votes or sum of scores of finished branches; descending
     tree: list[Branch]  # all branches, parents first; the first one is the prompt
     seed: int
     stats: Stats
@@ -84,12 +91,12 @@ class Found:
 
     @property
     def finished(self) -> list[Branch]:
-        """The branches that came to an end and were kept: those that vote."""
+        """Branches that are finished and kept; only these vote."""
         return [branch for branch in self.tree if branch.fate == "finished"]
 
     @property
     def num_abandoned(self) -> int:
-        """Tokens of steps that no finished or chosen branch holds; `stats` counts them, too."""
+        """Tokens of steps that are in no finished or chosen branch; included in `stats`."""
         held: set[Branch] = set()
         for leaf in (self.chosen, *self.finished):
             branch: Branch | None = leaf
@@ -113,7 +120,7 @@ class Found:
         return [line_of_votes(self.answer, self.votes), counts]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: what was chosen, all votes, all branches."""
+        """Plain values for JSON: the chosen branch, votes and all branches."""
         return {
             "method": self.method,
             "prompt": self.prompt,
@@ -130,14 +137,14 @@ class Found:
 
 
 class BranchesLost(ConfigError):
-    """The scorer lost every branch; `tree` holds all of them."""
+    """The scorer failed on every branch; `tree` has all of them."""
 
     tree: list[Branch]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a search goes on, and what it comes to."""
+    """Options of a search over steps. Raises ConfigError, UnknownName."""
 
     n: int
     width: int
@@ -166,7 +173,7 @@ class Options:
 
 
 class StepSearch:
-    """The tree of one prompt while it grows."""
+    """Grows the tree of one prompt."""
 
     def __init__(self, session: Session, scorer: AnyScorer, options: Options) -> None:
         self.session, self.options = session, options
@@ -176,7 +183,7 @@ class StepSearch:
         self._round = 0
 
     def run(self, groups: int, keep: int) -> list[Branch]:
-        """Grows the tree to its end; returns the branches that are kept then."""
+        """Grows the tree to the end; returns the kept branches."""
         n, width = self.options.n, self.options.width
         stems = [(self.root, g) for g in range(groups)]
         kept = self._prune(self._expand(stems, n // groups), keep)
@@ -189,10 +196,10 @@ class StepSearch:
         return kept
 
     def _expand(self, stems: list[tuple[Branch, int]], width: int) -> list[Branch]:
-        """One step more for `width` continuations of every stem; those that were not lost."""
+        """Samples `width` continuations of every stem by one step; returns the scored ones."""
         self._round += 1
         self.session.keep(stem.tokens for stem, _ in stems)
-        # every stem's first continuation comes before any second one: see `Slots` for whose cells
+        # the first continuations of all stems come first, so that each finds its stem's cells
         places = [(k, i) for k in range(width) for i in range(len(stems))]
         seqs = {self._continue(stems[i][0], i * width + k): stems[i] for k, i in places}
         children = []
@@ -228,13 +235,13 @@ class StepSearch:
         )
 
     def _last(self, text: str, before: str, new: list[int]) -> str:
-        """The text of new tokens; what was before may have ended within a character."""
+        """The text of new tokens; the text before may have ended within a character."""
         if text.startswith(before):
             return text[len(before) :]
         return self.session.model.tokenizer.decode(new)
 
     def _score(self, children: list[Branch]) -> None:
-        """Sets the scores; a child without one is lost, and said to be."""
+        """Sets the scores; a child without a score is lost, with a note."""
         prompt = self.session.prompt
         attempts = [Attempt(prompt, child.text, child.logprobs) for child in children]
         for child, score in zip(children, score_all(self.scorer, attempts), strict=True):
@@ -248,17 +255,17 @@ class StepSearch:
             child.scores, child.score = (*before, score), value
 
     def _aggregated(self, scores: Many[float]) -> float | str:
-        """All scores of a branch as one, or why there is none: they may be too large together."""
+        """The aggregate of a branch's scores, or the reason why there is none (overflow)."""
         try:
             value = AGGREGATE[self.options.aggregate](scores)
         except OverflowError:
             value = math.inf
         if math.isfinite(value):
             return value
-        return f"the {self.options.aggregate} of its scores is no finite number: {scores}"
+        return f"the {self.options.aggregate} of its scores is not finite: {scores}"
 
     def _prune(self, branches: list[Branch], keep: int) -> list[Branch]:
-        """The `keep` best of every group; of equals, those with other parents come first."""
+        """The `keep` best of every group; among equals, different parents come first."""
         kept = []
         for group in sorted({branch.group for branch in branches}):
             ranked = by_rank([branch for branch in branches if branch.group == group])
@@ -269,7 +276,7 @@ class StepSearch:
 
 
 def by_rank(branches: Iterable[Branch]) -> list[Branch]:
-    """Best first; equals: the best child of each parent before any second one, then by number."""
+    """Best first; among equals the best child of each parent comes first, then lower numbers."""
     ordered = sorted(branches, key=lambda b: (-(b.score or 0.0), b.number))
     count: dict[Branch | None, int] = {}
     place = {}
@@ -284,7 +291,7 @@ def grow(
 ) -> Found:
     """Grows the tree of a session and chooses one branch.
 
-    Raises BranchesLost if the scorer lost all; whatever else ends it carries `tree`.
+    Raises BranchesLost if all branches are lost; any other exception gets an attribute `tree`.
     """
     grown = StepSearch(session, scorer, options)
     try:
@@ -295,16 +302,16 @@ def grow(
 
 
 def _found(method: str, session: Session, grown: StepSearch, kept: list[Branch]) -> Found:
-    """What a grown tree comes to, of which these branches are kept."""
+    """The result of a grown tree with these kept branches."""
     finished = [branch for branch in kept if not branch.is_open]
     if not kept:
         raise BranchesLost(
-            f"the scorer lost all {len(grown.tree) - 1} branches ({session.notes[-1]}); mend the "
-            "scorer: it must give a finite number for a prompt and an unfinished text"
+            f"the scorer failed on all {len(grown.tree) - 1} branches ({session.notes[-1]}); it "
+            "must return a finite number for a prompt and an unfinished text"
         )
     if not finished:
         most = grown.options.max_steps
-        session.note(f"no branch came to its end in {most} steps; the best one is unfinished")
+        session.note(f"no branch finished in {most} steps; the best one is unfinished")
     chosen, answer, votes = choose(finished or kept, grown.options, session.note)
     return Found(
         session.prompt,
@@ -322,12 +329,12 @@ def _found(method: str, session: Session, grown: StepSearch, kept: list[Branch])
 def choose(
     branches: list[Branch], options: Options, note: Callable[[str], None]
 ) -> tuple[Branch, str | None, dict[str, float]]:
-    """The chosen branch, its answer, and the votes of all."""
+    """The chosen branch, its answer and all votes."""
     answers = read(options.parse, (branch.text for branch in branches))
     scores = [branch.score or 0.0 for branch in branches]
     answer_of = dict(zip(branches, answers, strict=True))
-    select = voted(options.select, scores, note)
-    votes = weigh(answers, scores if select == "weighted" else [1.0] * len(branches))
+    select = usable_selection(options.select, scores, note)
+    votes = count_votes(answers, scores if select == "weighted" else [1.0] * len(branches))
     best = by_rank(branches)
     if select != "score" and votes:
         winner = next(iter(votes))

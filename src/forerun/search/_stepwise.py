@@ -1,4 +1,4 @@
-"""What the searches over steps share: their options, and a search from prompt to answer."""
+"""Base class of searches over steps: options, and the search from prompt to answer."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from forerun.search.base import Search
 if TYPE_CHECKING:
     from forerun.api import Model
 
-SENTENCES = (".", "\n")  # steps of the embedded models, which write a sentence per computation
+SENTENCES = (".", "\n")  # step delimiters of the embedded models: a sentence is a computation
 
 
 class StepwiseSearch(Search):
-    """A search over steps; subclasses say into how many trees the stems are divided.
+    """A search over steps; subclasses set the number of trees.
 
-    scorer: what ranks texts: arithmetic (checks stated sums; default of the embedded models),
-    likelihood, reward:MODEL (a Hugging Face reward model), MODULE:FUNCTION, or a callable on
-    (prompt, text so far). n: branches at a time. width: continuations of every stem; divides n.
-    step_end: text that ends a step; a line break, for the embedded models also a full stop.
-    step_tokens: longest step.
-    max_steps: most steps of a branch. aggregate: what a branch's step scores make: last, min, mean,
-    product. select: how to choose among finished branches: weighted votes, majority, score. parse:
-    regular expression of the final answer (last match, group 1), or a callable on a text.
+    scorer: ranks texts: arithmetic (default of the embedded models), likelihood, reward:MODEL (a
+    Hugging Face reward model), MODULE:FUNCTION, or a callable on (prompt, text so far). n: number
+    of branches. width: continuations of every branch; divides n. step_end: text that ends a step;
+    default: a line break, for the embedded models also a full stop. step_tokens: most tokens of a
+    step. max_steps: most steps of a branch. aggregate: score of a branch from its steps: last, min,
+    mean or product. select: choice among finished branches: weighted (votes), majority or score.
+    parse: regular expression of the final answer (last match, group 1), or a callable on a text.
     """
 
     spellings = {"parse": "--answer"}
@@ -64,7 +63,7 @@ class StepwiseSearch(Search):
     @property
     @abstractmethod
     def groups(self) -> int:
-        """Trees that do not compete; each keeps its share of the n / width stems."""
+        """Number of independent trees; each keeps an equal share of the n / width branches."""
 
     def check_model(self, name: str) -> None:
         if self.scorer is None and not is_embedded(name):
@@ -81,7 +80,7 @@ class StepwiseSearch(Search):
         batch: int | None = None,
         **options: Any,
     ) -> Found:
-        """batch: how many run at once; None: all. options: of `Session`. Raises as `grow` does."""
+        """batch: sequences at once; None: all. options: of `Session`. Raises as `grow` does."""
         self.check_model(model.name)
         scorer = self.scorer or as_scorer("arithmetic")
         usual = SENTENCES if is_embedded(model.name) else ("\n",)

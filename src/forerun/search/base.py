@@ -1,4 +1,4 @@
-"""The Search role: a way to spend samples on one answer to a prompt."""
+"""The Search role: a method that samples several texts and chooses one answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Searched(Protocol):
-    """What a search found for one prompt."""
+    """Result of a search for one prompt."""
 
     @property
     def text(self) -> str:
@@ -26,33 +26,35 @@ class Searched(Protocol):
         ...
 
     def shown(self) -> str:
-        """What people read on standard output."""
+        """Text for standard output."""
         ...
 
     def remarks(self, seconds: float) -> list[str]:
-        """What people read about it, a line each; seconds: how long the search took."""
+        """Lines about the result; seconds: duration of the search."""
         ...
 
 
 class Search(ABC):
     """A search method. Its options are the keyword arguments of its constructor."""
 
-    draws: ClassVar[bool] = True  # samples, with drafts; else `run` takes max_new_tokens alone
+    draws: ClassVar[bool] = True  # samples with drafts; otherwise `run` takes only max_new_tokens
     num_tokens: ClassVar[int] = 512  # default of max_new_tokens
-    spellings: ClassVar[Mapping[str, str]] = {}  # option -> another name on the command line
-    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # option -> its value from there
-    n: int = 1  # samples that it holds at a time
+    spellings: ClassVar[Mapping[str, str]] = {}  # option -> second name on the command line
+    readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # option -> converter of its value
+    n: int = 1  # samples at once
 
     def check_model(self, name: str) -> None:
-        """Raises ConfigError where a model of this name needs other options."""
+        """Raises ConfigError if a model of this name needs other options."""
 
     @abstractmethod
     def run(self, model: Model, prompt: str | Many[int], **options: Any) -> Searched:
-        """Searches for one prompt. options: of `Model.run`, and fields of Sampling."""
+        """Runs the search on one prompt. options: of `Model.run`, and fields of Sampling."""
 
 
-def divided(cls: type[Search], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a search's constructor, and those of its `run`."""
+def split_options(
+    cls: type[Search], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of a search's constructor, and options of its `run`."""
     known = registry.options(cls)
     own = {name: value for name, value in options.items() if name in known}
     return own, {name: value for name, value in options.items() if name not in known}

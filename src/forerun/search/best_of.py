@@ -1,11 +1,10 @@
-"""Best of n: many trajectories of one prompt, of which one is chosen.
+"""Best of n: sample n trajectories of a prompt and choose one.
 
-They share one prefill (the cache takes over the prompt's cells), one n-gram memory (their group)
-and the batch: one after another, several at once with unequal progress, or the first ones alone
-and the rest at once, so that these draft from a memory that is warm.
+The trajectories share one prefill and one n-gram memory. They run one after another, in a batch, or
+the first ones alone and the rest in a batch that drafts from the filled memory.
 
-Law: before selection every trajectory is a plain sample of the target, independent of the others.
-Stopping early changes how many there are, never which answer has the majority.
+Law: before selection every trajectory is an independent sample of the target. Early stopping
+changes the number of samples, never the majority answer.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from forerun.search._answers import (
     Parse,
     as_parser,
     check_num,
+    count_votes,
     is_decided,
     line_of_votes,
     read,
-    voted,
-    weigh,
+    usable_selection,
 )
 from forerun.search._scorers import AnyScorer, Attempt, Likelihood, Scorer, as_scorer, score_all
 from forerun.search._session import Session
-from forerun.search.base import Search, divided
+from forerun.search.base import Search, split_options
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -41,14 +40,14 @@ SELECT = ("majority", "weighted", "score", "likelihood", "mean_likelihood")
 
 
 class NoSampleLeft(ConfigError):
-    """The scorer lost every sample; `samples` holds what was drawn."""
+    """The scorer failed on every sample; `samples` has all of them."""
 
     samples: list[Sample]
 
 
 @dataclass(frozen=True)
 class BestOf:
-    """The samples, in the order of their numbers, and which of them was chosen."""
+    """The samples in order of their numbers, and the chosen one."""
 
     prompt: str
     select: str
@@ -56,7 +55,7 @@ class BestOf:
     chosen: Sample
     answers: list[str | None]  # one per sample
     scores: list[float | None]  # one per sample; None: not scored, or lost
-    votes: dict[str, float]  # answer -> votes, or sum of scores if weighted; falling
+    votes: dict[str, float]  # answer -> votes, or sum of scores if weighted; descending
     num_asked: int  # more than len(samples) after an early stop
     seed: int
     stats: Stats
@@ -68,12 +67,12 @@ class BestOf:
 
     @property
     def num_abandoned(self) -> int:
-        """Tokens of texts that an early stop cut short; `stats` counts them, too."""
+        """Tokens of samples that an early stop cancelled; included in `stats`."""
         return max(0, self.stats.generated - sum(len(sample.tokens) for sample in self.samples))
 
     @property
     def answer(self) -> str | None:
-        """The chosen sample's; None if it states none."""
+        """The answer of the chosen sample; None if it has none."""
         return self.answers[self.samples.index(self.chosen)]
 
     @property
@@ -87,7 +86,7 @@ class BestOf:
         return [line_of_votes(self.answer, self.votes)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: what was chosen, all votes, everything sampled."""
+        """Plain values for JSON: the chosen sample, votes and all samples."""
         rows = zip(self.samples, self.answers, self.scores, strict=True)
         return {
             "method": "best_of",
@@ -107,15 +106,14 @@ class BestOf:
 
 
 class BestOfN(Search):
-    """Draws n trajectories and chooses one.
+    """Samples n trajectories and chooses one.
 
-    n: trajectories. select: how to choose: majority of the answers, weighted (votes weighted by
-    score), score, likelihood (of the target), or mean_likelihood (per token); score if there is a
-    scorer, else majority. scorer: what ranks texts: arithmetic (checks stated sums), likelihood,
-    reward:MODEL (a Hugging Face reward model), MODULE:FUNCTION, or a callable on (prompt, text).
-    parse: regular expression of
-    the final answer (last match, group 1), or a callable on a text. early_stop: stop when the vote
-    is decided; changes the number of samples. alone: so many run one by one before the rest.
+    n: number of samples. select: choice: majority of the answers, weighted (votes weighted by
+    score), score, likelihood (of the target) or mean_likelihood (per token); default: score if
+    there is a scorer, otherwise majority. scorer: ranks texts: arithmetic, likelihood, reward:MODEL
+    (a Hugging Face reward model), MODULE:FUNCTION, or a callable on (prompt, text). parse: regular
+    expression of the final answer (last match, group 1), or a callable on a text. early_stop: stop
+    when the vote is decided. alone: samples to run one by one before the rest.
     """
 
     spellings = {"parse": "--answer"}
@@ -135,7 +133,7 @@ class BestOfN(Search):
         self.select = select or ("majority" if scorer is None else "score")
         self.parse = as_parser(parse)
         _check(n, alone, early_stop, self.select, scorer is not None)
-        self.judge = _judge(self.select, scorer, device)
+        self.scorer = _scorer(self.select, scorer, device)
 
     def run(
         self,
@@ -146,8 +144,8 @@ class BestOfN(Search):
         sampling: Sampling | None = None,
         **options: Any,
     ) -> BestOf:
-        """batch: how many run at once; None: all. Raises as `best_of` does."""
-        needs = self.judge is not None and self.judge.needs_logprobs
+        """batch: sequences at once; None: all. Raises as `best_of` does."""
+        needs = self.scorer is not None and self.scorer.needs_logprobs
         how = options | {"batch": self.n if batch is None else batch, "needs_logprobs": needs}
         with Session(model, prompt, sampling, **how) as session:
             done: list[Sample] = []
@@ -156,13 +154,13 @@ class BestOfN(Search):
                     done.append(sample)
                     self._stop_early(session, done)
                 done.sort(key=lambda sample: sample.index)
-                return _choose(session, done, self.n, self.select, self.parse, self.judge)
+                return _choose(session, done, self.n, self.select, self.parse, self.scorer)
             except BaseException as error:
                 error.samples = done  # type: ignore[attr-defined]
                 raise
 
     def _stop_early(self, session: Session, done: list[Sample]) -> None:
-        """Ends the run where the vote is decided, if that was asked for."""
+        """Cancels the rest if `early_stop` is set and the vote is decided."""
         left = self.n - len(done)
         texts = (sample.text for sample in done)
         if self.early_stop and left and is_decided(read(self.parse, texts), left):
@@ -173,17 +171,17 @@ class BestOfN(Search):
 def best_of(
     model: Model, prompt: str | Many[int], *, batch: int | None = 1, **options: Any
 ) -> BestOf:
-    """Draws n trajectories and chooses one. options: of `BestOfN`, `Model.run` and Sampling.
+    """Samples n trajectories and chooses one. options: of `BestOfN`, `Model.run` and Sampling.
 
-    batch: how many run at once; None: all. sampling: a Sampling. Raises ConfigError; NoSampleLeft
-    if the scorer lost all. What ends it early carries `samples`.
+    batch: sequences at once; None: all. sampling: a Sampling. Raises ConfigError; NoSampleLeft if
+    the scorer failed on all. Any exception gets an attribute `samples`.
     """
-    own, run = divided(BestOfN, options)
+    own, run = split_options(BestOfN, options)
     return BestOfN(**own).run(model, prompt, batch=batch, **run)
 
 
-def _judge(select: str, scorer: AnyScorer | str | None, device: str) -> Scorer | None:
-    """What scores the samples; None where they only vote."""
+def _scorer(select: str, scorer: AnyScorer | str | None, device: str) -> Scorer | None:
+    """The scorer of the samples; None for a majority vote."""
     if scorer is not None:
         return as_scorer(scorer, device)
     return None if select == "majority" else Likelihood(per_token=select == "mean_likelihood")
@@ -201,12 +199,12 @@ def _check(n: int, alone: int, early_stop: bool, select: str, has_scorer: bool) 
         raise ConfigError(f"select={select!r} {'needs' if wants else 'uses no'} scorer; {remedy}")
     if early_stop and select != "majority":
         raise ConfigError(
-            f"early_stop needs select='majority', got {select!r}: only a vote can be decided early"
+            f"early_stop needs select='majority', got {select!r}; only a vote can be decided early"
         )
 
 
 def _samples(session: Session, n: int, alone: int) -> Iterator[Sample]:
-    """Finished samples as they end; the first `alone` ones one by one."""
+    """Yields samples as they finish; the first `alone` ones run one by one."""
     scheduler = session.engine.scheduler
     batch = scheduler.max_seqs
     if alone:
@@ -228,23 +226,23 @@ def _sample(session: Session, seq: Sequence) -> Sample:
 
 
 def _choose(
-    session: Session, samples: list[Sample], n: int, select: str, parse: Parse, judge: Any
+    session: Session, samples: list[Sample], n: int, select: str, parse: Parse, scorer: Any
 ) -> BestOf:
     answers = read(parse, (sample.text for sample in samples))
     scores: list[float | None] = [None] * len(samples)
-    if judge is not None:
-        scores = _scores(session, samples, judge)
-    alive = [i for i in range(len(samples)) if judge is None or scores[i] is not None]
-    select = voted(select, [scores[i] or 0.0 for i in alive], session.note)
+    if scorer is not None:
+        scores = _scores(session, samples, scorer)
+    alive = [i for i in range(len(samples)) if scorer is None or scores[i] is not None]
+    select = usable_selection(select, [scores[i] or 0.0 for i in alive], session.note)
     weights = [1.0] * len(samples)
     if select == "weighted":
         weights = [score or 0.0 for score in scores]
-    votes = weigh([answers[i] for i in alive], [weights[i] for i in alive])
+    votes = count_votes([answers[i] for i in alive], [weights[i] for i in alive])
     if select in ("majority", "weighted"):
         winner = next(iter(votes), None)
         best = next((i for i in alive if answers[i] == winner), alive[0])
         if winner is None:
-            session.note("no sample states an answer that `parse` can read; the first one is given")
+            session.note("`parse` found no answer in any sample; the first one is chosen")
     else:
         best = max(alive, key=lambda i: (scores[i], -i))
     return BestOf(
@@ -262,24 +260,24 @@ def _choose(
     )
 
 
-def _scores(session: Session, samples: list[Sample], judge: Any) -> list[float | None]:
-    """A score per sample, None where the scorer failed. Raises NoSampleLeft."""
+def _scores(session: Session, samples: list[Sample], scorer: Any) -> list[float | None]:
+    """A score per sample; None if the scorer failed. Raises NoSampleLeft."""
     attempts = [Attempt(session.prompt, s.text, own_logprobs(s)) for s in samples]
-    found = score_all(judge, attempts)
+    found = score_all(scorer, attempts)
     for sample, score in zip(samples, found, strict=True):
         if isinstance(score, str):
             session.note(f"sample {sample.index} is dropped: {score}")
     scores = [None if isinstance(score, str) else score for score in found]
     if all(score is None for score in scores):
         raise NoSampleLeft(
-            f"the scorer lost all {len(samples)} samples (the last: {found[-1]}); mend the scorer, "
-            "or use select='majority'"
+            f"the scorer failed on all {len(samples)} samples (the last: {found[-1]}); correct the "
+            "scorer, or use select='majority'"
         )
     return scores
 
 
 def own_logprobs(sample: Sample) -> tuple[float, ...]:
-    """The target's log-probabilities of a sample's tokens, where they were recorded."""
+    """The target's log-probabilities of a sample's tokens, if recorded."""
     pairs = zip(sample.tokens, sample.logprobs or [], strict=False)
     return tuple(top[token] for token, top in pairs)
 

@@ -1,8 +1,8 @@
-"""Diverse verifier tree search: independent trees, each of which keeps its best step and goes on.
+"""Diverse verifier tree search: independent trees, each keeps its best step.
 
-Beeching et al., "Scaling Test-Time Compute with Open Models", 2024. Beam search over steps lets the
-children of one good stem crowd out all others; here n samples are n / width trees that never
-compete, so finished answers stay diverse. Law: every step is a plain sample after its stem.
+Beeching et al., "Scaling Test-Time Compute with Open Models", 2024. In beam search the children of
+one good branch replace all others. Here n samples form n / width trees that do not compete, so
+finished answers stay diverse. Law: every step is a plain sample of the target given its prefix.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.search._steps import Found
 from forerun.search._stepwise import StepwiseSearch
-from forerun.search.base import divided
+from forerun.search.base import split_options
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
 
 class Dvts(StepwiseSearch):
-    """n / width trees: each step is sampled `width` times, and the best one goes on.
+    """n / width trees: each step is sampled `width` times, and the best one is kept.
 
-    With width 1 it is best of n, step by step.
+    With width 1 this is best of n.
     """
 
     @property
@@ -30,10 +30,10 @@ class Dvts(StepwiseSearch):
 
 
 def dvts(model: Model, prompt: str | Many[int], **options: Any) -> Found:
-    """Searches for one prompt. options: of `Dvts`, `Model.run` and Sampling.
+    """Runs DVTS on one prompt. options: of `Dvts`, `Model.run` and Sampling.
 
-    batch: how many run at once; all, if it is not given. Raises ConfigError; BranchesLost if the
-    scorer lost all.
+    batch: sequences at once; default: all. Raises ConfigError; BranchesLost if the scorer failed on
+    all branches.
     """
-    own, run = divided(Dvts, options)
+    own, run = split_options(Dvts, options)
     return Dvts(**own).run(model, prompt, **run)

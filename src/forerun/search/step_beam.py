@@ -1,9 +1,9 @@
-"""Beam search over steps: sample continuations, score them, keep the best, go on.
+"""Beam search over steps: sample continuations, score them, keep the best, repeat.
 
 Yao et al., "Tree of Thoughts", 2023; Snell et al., "Scaling LLM Test-Time Compute Optimally", 2024,
-with a process reward model as scorer. Not the token-level beam, which ranks by likelihood and
-samples nothing. Law: every step is a plain sample after its stem; selection by score is what
-departs from the target, as it must.
+with a process reward model as scorer. Unlike a token-level beam, which ranks by likelihood, it
+samples. Law: every step is a plain sample of the target given its prefix; only the selection by
+score changes the distribution.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.search._steps import Found
 from forerun.search._stepwise import StepwiseSearch
-from forerun.search.base import divided
+from forerun.search.base import split_options
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
 
 class StepBeam(StepwiseSearch):
-    """Keeps the n / width best stems and continues each of them `width` times, step by step."""
+    """Keeps the n / width best branches and samples `width` continuations of each, step by step."""
 
     @property
     def groups(self) -> int:
@@ -28,10 +28,10 @@ class StepBeam(StepwiseSearch):
 
 
 def step_beam(model: Model, prompt: str | Many[int], **options: Any) -> Found:
-    """Searches for one prompt. options: of `StepBeam`, `Model.run` and Sampling.
+    """Runs the beam search on one prompt. options: of `StepBeam`, `Model.run` and Sampling.
 
-    batch: how many run at once; all, if it is not given. Raises ConfigError; BranchesLost if the
-    scorer lost all.
+    batch: sequences at once; default: all. Raises ConfigError; BranchesLost if the scorer failed on
+    all branches.
     """
-    own, run = divided(StepBeam, options)
+    own, run = split_options(StepBeam, options)
     return StepBeam(**own).run(model, prompt, **run)

@@ -1,13 +1,13 @@
-"""Superposed Decoding: k drafts of a continuation for about the price of one.
+"""Superposed Decoding: k drafts of a continuation for about the cost of one.
 
 "Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass", 2024. The
-model is fed the mix of the k drafts' last tokens, weighted by how good the drafts are; every draft
-may go on with any of the n likeliest tokens of that one answer, and n-gram statistics of a corpus
-say which token goes with which draft. One pass per token, whatever k.
+input of the model is the mix of the k drafts' last tokens, weighted by the drafts' scores. Each
+draft may continue with any of the n likeliest tokens of the output; n-gram counts of a corpus
+choose the token of each draft. One forward pass per token for any k.
 
-Law: none is kept. The drafts are no samples of the target and no beam of it: they share its state.
-Their scores are not the target's probabilities either; `rescored` asks the plain model. Needs: a
-model that runs on forerun's own decoder, and n-gram counts made with its tokenizer.
+Law: none. The drafts are neither samples nor a beam of the target, as they share its state. Their
+scores are not the target's probabilities; `rescored` computes those. Needs: a model that runs on
+forerun's own decoder, and n-gram counts made with its tokenizer.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forerun")
 WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of contexts of 1 .. 5 tokens
-ORDER = len(WEIGHTS) + 1  # of the n-gram model that uses them all
+ORDER = len(WEIGHTS) + 1  # of the n-gram model
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the paper fixes, with its values. Raises ConfigError."""
+    """Parameters of the paper, with its values. Raises ConfigError."""
 
     k: int = 3
-    temperature: float = 0.06  # of the target's law, before logarithms are mixed
+    temperature: float = 0.06  # of the target's distribution, before logarithms are mixed
     ngram_weight: float = 0.54  # a: s = (1 - a) log p + a log P_ng
-    candidates: int = 0  # n, tokens that may follow; 0: 3 k
-    penalty: float = 200.0  # of a draft that the n-grams leave without a successor
+    candidates: int = 0  # n, tokens that may follow a draft; 0: 3 k
+    penalty: float = 200.0  # of a draft without a successor in the n-grams
     weights: tuple[float, ...] = WEIGHTS
 
     def __post_init__(self) -> None:
         if self.k < 2:
             raise ConfigError(
-                f"superposed makes k drafts (-n) at once, and k must be at least 2, got {self.k}; "
+                f"k, the number of superposed drafts (-n), must be at least 2, got {self.k}; "
                 "for one draft use plain decoding: forerun generate --temperature 0"
             )
         if not 0 <= self.ngram_weight <= 1:
             raise ConfigError(
-                f"the n-grams' weight must be in [0, 1], got {self.ngram_weight}; 0 leaves them "
-                "out, 0.54 is the published value"
+                f"ngram_weight must be in [0, 1], got {self.ngram_weight}; 0 uses no n-grams, "
+                "0.54 is the published value"
             )
         if self.temperature <= 0 or self.candidates < 0 or self.penalty < 0 or not self.weights:
             raise ConfigError(
@@ -78,7 +78,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Draft:
-    """One draft: `score` is the sum of mixed log scores, which is no probability."""
+    """One draft: `score` is the sum of mixed log scores, not a log-probability."""
 
     tokens: tuple[int, ...]
     score: float = 0.0
@@ -87,7 +87,7 @@ class Draft:
 
     @property
     def mean_score(self) -> float:
-        """Score per token; `exp(-mean_score)` is what the authors call its perplexity."""
+        """Score per token; the paper calls `exp(-mean_score)` the draft's perplexity."""
         return self.score / max(1, len(self.tokens))
 
 
@@ -97,8 +97,8 @@ class Superposed:
 
     prompt: str
     drafts: list[Draft]
-    num_passes: int  # of the model, the prompt's counted
-    logprobs: list[float] = field(default_factory=list)  # the plain model's, of whole drafts
+    num_passes: int  # forward passes, with the prompt's
+    logprobs: list[float] = field(default_factory=list)  # of whole drafts under the plain model
 
     @property
     def text(self) -> str:
@@ -118,7 +118,7 @@ class Superposed:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; logprob is the plain model's, of the whole draft."""
+        """Plain values for JSON; logprob is that of the whole draft under the plain model."""
         drafts = [
             {
                 "text": draft.text,
@@ -140,13 +140,13 @@ class Superposed:
 
 
 class SuperposedDecoding(Search):
-    """Drafts k continuations in one run; they are approximate, and nothing is drawn at random.
+    """Makes k approximate drafts of a continuation in one run; deterministic.
 
-    k: drafts, at least 2. ngrams: text that tells the drafts apart, or one saved n-gram model.
-    ngram_weight: weight of the n-grams, 0 to 1; 0 does without them. mix_temperature: temperature
-    of the target's distribution, before logarithms are mixed. candidates: tokens that may follow a
-    draft; 0: 3 k. penalty: added to a draft that the n-grams leave without a successor. weights:
-    weights of contexts of 1, 2, ... tokens.
+    k: number of drafts, at least 2. ngrams: text files for n-gram counts, or one saved n-gram
+    model. ngram_weight: weight of the n-grams, 0 to 1; 0: no n-grams. mix_temperature: temperature
+    of the target's distribution before mixing. candidates: tokens that may follow a draft; 0: 3 k.
+    penalty: penalty of a draft without a successor in the n-grams. weights: weights of contexts of
+    1, 2, ... tokens.
     """
 
     draws = False
@@ -169,8 +169,8 @@ class SuperposedDecoding(Search):
         if ngram_weight and isinstance(ngrams, tuple):
             if not ngrams:
                 raise ConfigError(
-                    "superposed needs ngrams, a text or a saved n-gram model that tells its drafts "
-                    "apart: --ngrams FILE; --ngram-weight 0 does without, and drafts get worse"
+                    "superposed needs n-gram counts: give --ngrams FILE, a text or a saved n-gram "
+                    "model; --ngram-weight 0 works without, but drafts get worse"
                 )
             _check_files(ngrams)
 
@@ -184,7 +184,7 @@ class SuperposedDecoding(Search):
         return replace(found, logprobs=logprobs)
 
     def _counted(self, model: Model) -> NgramModel | None:
-        """The n-grams, counted once with the model's tokenizer."""
+        """The n-gram counts, made once with the model's tokenizer."""
         if isinstance(self.ngrams, tuple):
             if not self.ngrams:
                 return None
@@ -192,8 +192,8 @@ class SuperposedDecoding(Search):
             self.ngrams = NgramModel.of_files(paths, model.tokenizer, order=ORDER)
             if 2 * self.ngrams.num_tokens < self.ngrams.vocab_size:
                 log.warning(
-                    "ngrams holds %s, so it has never seen most of the %s ids of the vocabulary; "
-                    "it can hardly tell drafts apart, and they may be nonsense: give it more text",
+                    "ngrams has %s and lacks most of the %s ids of the vocabulary, so drafts may "
+                    "be nonsense; give more text",
                     counted(self.ngrams.num_tokens, "token"),
                     self.ngrams.vocab_size,
                 )
@@ -201,7 +201,7 @@ class SuperposedDecoding(Search):
 
 
 def _check_files(files: Many[str]) -> None:
-    """Raises DataError for what cannot be read as a file; pipes can."""
+    """Raises DataError for a missing file or a folder; pipes are allowed."""
     for file in files:
         path = Path(file).expanduser()
         if not file or not path.exists():
@@ -218,7 +218,7 @@ def superposed(
     max_new_tokens: int = 10,
     **options: object,
 ) -> Superposed:
-    """k drafts of at most `max_new_tokens` tokens after a prompt; nothing is drawn at random.
+    """k drafts of at most `max_new_tokens` tokens after a prompt; deterministic.
 
     ngrams: counts up to 6-grams use all weights; None needs ngram_weight=0. options: of `Settings`.
     Raises ConfigError, DataError for an empty prompt, CapacityError beyond the context.
@@ -226,7 +226,7 @@ def superposed(
     how = Settings(**options)  # type: ignore[arg-type]
     if ngrams is None and how.ngram_weight:
         raise ConfigError(
-            "superposed needs n-gram counts to tell its drafts apart, got none; give "
+            "superposed needs n-gram counts, got none; give "
             "ngrams=NgramModel.of_files([FILE], tokenizer, order=6), or ngram_weight=0"
         )
     return _superposed(model, prompt, ngrams, how, max_new_tokens)
@@ -239,7 +239,7 @@ def _superposed(
     how: Settings,
     max_new_tokens: int,
 ) -> Superposed:
-    """The drafts, not scored by the plain model."""
+    """The drafts, without scores of the plain model."""
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if ngrams is not None and ngrams.order < 2:
@@ -263,9 +263,9 @@ def drafts_of(
     max_new_tokens: int,
     eos_ids: Many[int] = (),
 ) -> list[Draft]:
-    """The k best of alive and finished drafts, by falling mean score."""
+    """The k best drafts, by descending mean score."""
     logits = stream.prompt(prompt)
-    alive = [Draft(())]  # the drafts are one until the first token
+    alive = [Draft(())]  # one draft until the first token
     finished: list[Draft] = []
     for step in range(max_new_tokens):
         ids, logp = likeliest(logits, how.temperature, how.num_candidates)
@@ -282,7 +282,7 @@ def drafts_of(
 
 
 def likeliest(logits: np.ndarray, temperature: float, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """The n likeliest tokens, falling, and log p among them, renormalised; int64, float64 [n]."""
+    """The n likeliest tokens, descending, and their renormalised log p; int64, float64 [n]."""
     num = min(num, len(logits))
     top = np.argpartition(-logits, num - 1)[:num]
     ids = top[np.lexsort((top, -logits[top]))]
@@ -290,7 +290,7 @@ def likeliest(logits: np.ndarray, temperature: float, num: int) -> tuple[np.ndar
 
 
 def mixed_scores(logp: np.ndarray, shares: np.ndarray | None, how: Settings) -> np.ndarray:
-    """s(v) = (1 - a) log p(v) + a log P_ng(v), or a penalty where that is finite for no v; [n]."""
+    """s(v) = (1 - a) log p(v) + a log P_ng(v), [n]; a penalty if P_ng is 0 for all v."""
     a = how.ngram_weight
     if shares is None or a == 0:
         return logp
@@ -301,7 +301,7 @@ def mixed_scores(logp: np.ndarray, shares: np.ndarray | None, how: Settings) -> 
 
 
 def extend(drafts: Many[Draft], ids: np.ndarray, scores: np.ndarray, most: int) -> list[Draft]:
-    """The `most` best of all drafts by all tokens, falling; scores [k, n]. Ties: the earlier."""
+    """The `most` best extensions of drafts by tokens, descending; scores [k, n]. Ties: earlier."""
     totals = (np.array([d.score for d in drafts])[:, None] + scores).ravel()
     order = np.argsort(-totals, kind="stable")[:most]
     order = order[np.isfinite(totals[order])]
@@ -313,7 +313,7 @@ def extend(drafts: Many[Draft], ids: np.ndarray, scores: np.ndarray, most: int) 
 
 
 def superposition(drafts: Many[Draft]) -> tuple[list[int], list[float]]:
-    """Last tokens and their weights g = softmax(scores); those of one token are added up."""
+    """Last tokens and their weights g = softmax(scores), summed per token."""
     weights: dict[int, float] = {}
     for draft, g in zip(drafts, softmax(np.array([d.score for d in drafts])), strict=True):
         token = draft.tokens[-1]
@@ -332,7 +332,7 @@ def is_end(draft: Draft, eos_ids: Many[int]) -> bool:
 
 
 def rescored(model: Model, prompt: str | Many[int], drafts: Many[Draft]) -> list[list[float]]:
-    """The plain model's log-probability of every token of every draft, in one pass over a trie."""
+    """Log-probabilities of all draft tokens under the plain model, in one pass over a trie."""
     tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
     builder, where, paths = TreeBuilder(), dict[tuple[int, ...], int](), []

@@ -1,8 +1,7 @@
-"""The methods that a server offers, built before it starts: no request compiles or loads anything.
+"""The methods of a server, built before it starts, so that requests compile and load nothing.
 
-A method that learns remembers what a tenant's requests taught it and never shows that to another
-tenant. Every prompt with a seed is a tenant of its own (`Job.taught`): what others taught must not
-change the text that the seed stands for.
+A method that learns keeps a separate memory per tenant. Every prompt with a seed has a separate
+memory too (`Job.taught`), because other requests must not change the text of a seed.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from forerun.serving.routing import Gate, Router
 if TYPE_CHECKING:
     from forerun.api import Model
 
-OFFERED = ("auto", "stand", "prompt_lookup", "none")  # where the registry has them
-DEFAULT = "auto"  # of requests that name none: they may be of any kind
-SCOPES = "tenant", "group"  # of memories, best first
+BUILT_IN = ("auto", "stand", "prompt_lookup", "none")  # if registered
+DEFAULT = "auto"  # for requests without a method
+SCOPES = "tenant", "group"  # of memories, preferred first
 
 
 class Methods:
-    """Names that requests may use, and the drafters behind them.
+    """Method names of requests and their drafters.
 
-    extra: name -> drafter spec, as the operator wants them. Raises ConfigError, UnknownName.
+    extra: name -> drafter spec, from the operator. Raises ConfigError, UnknownName.
     """
 
     def __init__(self, extra: Mapping[str, str], default: str | None, **build: Any) -> None:
         known = registry.names("drafter")
-        self.specs = {name: name for name in OFFERED if name in known} | dict(extra)
+        self.specs = {name: name for name in BUILT_IN if name in known} | dict(extra)
         self.default = default or DEFAULT
         self.specs.setdefault(self.default, self.default)
         self._build = build
 
     def router(self, verifier: Verifier) -> Router:
-        """A router over fresh drafters. Raises ConfigError for one that the verifier refuses."""
+        """A router over new drafters. Raises ConfigError if the verifier refuses one."""
         parts: dict[str, Drafter] = {}
         for name, spec in self.specs.items():
             parts[name] = self._make(spec)
@@ -47,7 +46,7 @@ class Methods:
         return Router(parts)
 
     def choose(self, name: str | None) -> str:
-        """The name of a method, checked; None is the default. Raises ApiError 400."""
+        """The name of a method; None: the default. Raises ApiError 400 for unknown names."""
         name = (self.default if name is None else name).replace("-", "_")
         if name not in self.specs:
             raise unknown(
@@ -60,8 +59,8 @@ class Methods:
         return name
 
     def _make(self, spec: str) -> Drafter:
-        """The drafter with the first of the scopes that it has; one in the spec stays."""
-        for scope in SCOPES if registry.leaves_open("drafter", spec, "scope") else ():
+        """The drafter with the first scope that it supports; a scope in the spec is kept."""
+        for scope in SCOPES if registry.is_option_unset("drafter", spec, "scope") else ():
             try:
                 return registry.make("drafter", spec, scope=scope, **self._build)
             except ConfigError:
@@ -71,7 +70,7 @@ class Methods:
 
 
 class Constraints:
-    """Constraints that requests may name, made before the server starts.
+    """Constraints for requests, built before the server starts.
 
     specs: name -> constraint spec. Raises ConfigError, DataError, UnknownName.
     """
@@ -80,11 +79,11 @@ class Constraints:
         self.shapers = {name: model.constraint(spec) for name, spec in specs.items()}
 
     def gates(self) -> tuple[Gate, ...]:
-        """Shapers of a fresh engine, in the operator's order."""
+        """Shapers for a new engine, in the operator's order."""
         return tuple(Gate(name, shaper) for name, shaper in self.shapers.items())
 
     def choose(self, given: str | list[str] | None) -> tuple[str, ...]:
-        """Names that a request gives, checked. Raises ApiError 400."""
+        """The constraint names of a request. Raises ApiError 400 for unknown names."""
         asked = [given] if isinstance(given, str) else given or []
         names = tuple(name.replace("-", "_") for name in asked)
         where: dict[str, Any] = {"param": "speculation.constraint", "code": "unknown_constraint"}
@@ -97,9 +96,9 @@ class Constraints:
 
 
 def named(texts: Iterable[str], kind: str = "method") -> dict[str, str]:
-    """Specs by name, of texts NAME=SPEC or SPEC: "stand:context=3" alone is called stand.
+    """Name -> spec, from texts NAME=SPEC or SPEC; "stand:context=3" has the name stand.
 
-    Raises ConfigError for a name that has two of them.
+    Raises ConfigError for a name with two specs.
     """
     specs: dict[str, str] = {}
     for text in texts:
@@ -109,14 +108,14 @@ def named(texts: Iterable[str], kind: str = "method") -> dict[str, str]:
         name, spec = name.strip().replace("-", "_"), spec.strip()
         if (before := specs.setdefault(name, spec)) != spec:
             raise ConfigError(
-                f"{kind} {name!r} is given twice, as {before} and as {spec}; name one of them "
-                "otherwise, NAME=SPEC"
+                f"{kind} {name!r} is given twice, as {before} and as {spec}; give one another "
+                "name: NAME=SPEC"
             )
     return specs
 
 
 def make_verifier(spec: str, allow_lossy: bool, **build: Any) -> Verifier:
-    """The verifier of a name. Raises ConfigError for one that changes the law, unless allowed."""
+    """The verifier of a spec. Raises ConfigError for a lossy one, unless allowed."""
     verifier: Verifier = registry.make("verifier", spec, **build)
     return check_lossless(verifier, spec, allow_lossy)
 
@@ -125,7 +124,7 @@ def check_lossless(verifier: Verifier, name: str, allow_lossy: bool) -> Verifier
     """The verifier itself. Raises ConfigError for a lossy one, unless allowed."""
     if not (verifier.lossless or allow_lossy):
         raise ConfigError(
-            f"verifier {name!r} is lossy: texts would not follow the model's law; use "
-            "'speculative', or say --allow-lossy if that is wanted"
+            f"verifier {name!r} is lossy: it changes the model's distribution; use "
+            "'speculative', or allow it with --allow-lossy"
         )
     return verifier

@@ -1,4 +1,4 @@
-"""The playground at `/`: one page that loads nothing but itself and talks to this server only."""
+"""The playground at `/`: a self-contained page that connects only to this server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS = {"style": "playground.css", "script": "playground.js"}  # element -> fil
 
 
 def install(app: FastAPI) -> None:
-    """Adds the page; it needs no key, but what it asks of `/v1` does."""
+    """Adds the page; it needs no API key, but its requests to `/v1` do."""
     page, headers = assemble()
 
     @app.get("/", include_in_schema=False)
@@ -22,7 +22,7 @@ def install(app: FastAPI) -> None:
 
 
 def assemble() -> tuple[str, dict[str, str]]:
-    """The page with its parts in place, and headers that let nothing else run or load."""
+    """The page with style and script, and headers that block all other content."""
     page, rules = _read("playground.html"), []
     for tag, name in PARTS.items():
         text = _read(name)

@@ -1,6 +1,6 @@
-"""From a request's body to a job: prompts as token ids, sampling, method, limits.
+"""Turns a request's body into a job: prompts as token ids, sampling, method, limits.
 
-Everything that can be refused is refused here, with the numbers, before anything is queued.
+Invalid requests are refused here, before anything is queued.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forerun.serving.settings import Settings
 from forerun.serving.templates import Template, empty
 from forerun.serving.validation_errors import of_validation
 
-DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may fill the context
+DEFAULT_TOKENS = 16  # of /v1/completions, as in OpenAI's API; a chat may fill the context
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 PLAIN = (
     "temperature",
@@ -46,7 +46,7 @@ Body = TypeVar("Body", bound=Shared)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """The request in a body. Raises ApiError 400 with the first mistake."""
+    """The request in a body. Raises ApiError 400 with the first error."""
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
@@ -76,14 +76,14 @@ class Intake:
     ) -> None:
         self.model, self.methods, self.settings = model, methods, settings
         self.constraints = constraints or Constraints(model, {})
-        self.can_predict = can_predict  # whether the verifier judges copied drafts
+        self.can_predict = can_predict  # whether the verifier accepts copied drafts
         self.template = Template(model.tokenizer, settings.name)
 
     def completion(self, request: CompletionRequest, tenant: str) -> Job:
         """The job of /v1/completions. Raises ApiError."""
         self._check_model(request.model)
         given = prompt_list(request.prompt)
-        self._check_samples(request.n or 1, len(given))  # before all of them are tokenised
+        self._check_samples(request.n or 1, len(given))  # before tokenising
         prompts = [self._tokens(prompt) for prompt in given]
         return self._job(request, prompts, request.max_tokens, request.logprobs, tenant, "prompt")
 
@@ -108,7 +108,7 @@ class Intake:
         tenant: str,
         source: str,
     ) -> Job:
-        """source: the field that the prompts came in."""
+        """source: the request's field with the prompts."""
         longest = max(map(len, prompts))
         is_new = getattr(request, "max_completion_tokens", None) is not None
         limit = "max_completion_tokens" if is_new else "max_tokens"
@@ -118,7 +118,7 @@ class Intake:
         method, nodes = self.methods.choose(spec.method), self._nodes(spec.max_nodes)
         prediction = self._prediction(request)
         if nodes == 0 or (spec.method and self.methods.specs[method] == "none"):
-            prediction = []  # plain decoding was asked for
+            prediction = []  # plain decoding is requested
         seed = secrets.randbits(62) if request.seed is None else request.seed % 2**64
         return Job(
             prompts,
@@ -137,12 +137,12 @@ class Intake:
     def _sampling(self, request: Shared, length: int, logprobs: int | None) -> Sampling:
         given = {name: getattr(request, name) for name in PLAIN}
         given = {name: value for name, value in given.items() if value is not None}
-        if given.get("top_k") == -1:  # vLLM's word for off
+        if given.get("top_k") == -1:  # vLLM: off
             given["top_k"] = 0
         vocab = self.model.target.vocab_size
         for name in ("stop_token_ids", "banned_tokens"):
             if (most := max(getattr(request, name) or (), default=0)) >= vocab:
-                raise bad(f"{name} names token {most}, but ids end at {vocab - 1}", name)
+                raise bad(f"{name} has token {most}, but ids end at {vocab - 1}", name)
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
         try:
             sampling = Sampling(
@@ -166,16 +166,16 @@ class Intake:
         return sampling
 
     def _check_choice(self, sampling: Sampling) -> None:
-        """Raises ApiError 400 where all tokens are forbidden at the beginning of an answer."""
+        """Raises ApiError 400 if all tokens are forbidden at the start of an answer."""
         forbidden, vocab = {*sampling.banned_tokens}, self.model.target.vocab_size
         named = "banned_tokens"
         if sampling.min_new_tokens:
             ends = () if sampling.ignore_eos else self.model.tokenizer.eos_ids
             forbidden |= {*sampling.stop_token_ids, *ends}
-            named += " and the ends that min_tokens puts off"
+            named += " and the end tokens that min_tokens delays"
         if len(forbidden) >= vocab:
             raise bad(
-                f"no token is left: {named} are all {vocab} tokens of this model; allow some",
+                f"no token is allowed: {named} are all {vocab} tokens of this model; allow some",
                 "banned_tokens",
             )
 
@@ -189,7 +189,7 @@ class Intake:
         return asked
 
     def _prediction(self, request: Shared) -> list[int]:
-        """Ids of the predicted output; what no answer could reach is dropped."""
+        """Ids of the predicted output, cut to the context."""
         if request.prediction is None:
             return []
         if not self.can_predict:
@@ -221,16 +221,16 @@ class Intake:
             )
 
     def _check_context(self, longest: int, max_tokens: int | None, source: str, limit: str) -> int:
-        """How many tokens may come. Raises ApiError 400 if they do not fit."""
-        context, unasked = self.model.target.context, ""
+        """The number of tokens to generate. Raises ApiError 400 if they do not fit."""
+        context, note = self.model.target.context, ""
         if max_tokens is None and source == "prompt":
-            max_tokens, unasked = DEFAULT_TOKENS, " unless max_tokens says otherwise"
+            max_tokens, note = DEFAULT_TOKENS, " (the default of max_tokens)"
         if longest >= context:
             raise self._too_long(f"the prompt has {longest} tokens", source)
         if max_tokens is not None and longest + max_tokens > context:
             raise bad(
                 f"this model's context is {context} tokens, but the prompt has {longest} and "
-                f"{max_tokens} are to be generated{unasked}, {longest + max_tokens} in all; ask "
+                f"{max_tokens} are to be generated{note}, {longest + max_tokens} in all; ask "
                 f"for at most {context - longest}, or shorten the prompt",
                 limit,
                 "context_length_exceeded",
@@ -238,7 +238,7 @@ class Intake:
         return context - longest if max_tokens is None else max_tokens
 
     def _too_long(self, what: str, source: str) -> ApiError:
-        """A prompt that leaves no room for an answer."""
+        """The error for a prompt that leaves no room for an answer."""
         return bad(
             f"this model's context is {self.model.target.context} tokens, prompt and answer "
             f"together, but {what}; shorten it",
@@ -247,7 +247,7 @@ class Intake:
         )
 
     def _check_memory(self, count: int, length: int) -> None:
-        """Raises ApiError 400 for a request that could not run even alone."""
+        """Raises ApiError 400 for a request that does not fit even alone."""
         try:
             self.model.target.check_room(min(count, self.settings.max_seqs), length)
         except CapacityError as error:
@@ -262,7 +262,7 @@ class Intake:
             if not 0 <= token < vocab:
                 raise bad(
                     f"the prompt has token {token} at position {at}; ids of this model are 0 to "
-                    f"{vocab - 1}, so it may be of another tokenizer",
+                    f"{vocab - 1}; use this model's tokenizer",
                     "prompt",
                 )
         return list(tokens)
@@ -275,7 +275,7 @@ class Intake:
         return tokens
 
     def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
-        """Ids of a text. Raises ApiError, soon, for one that is too long by far."""
+        """Ids of a text. Raises ApiError before tokenising a text that is far too long."""
         if (least := self.model.token_bounds.min_tokens(text)) >= self.model.target.context:
             raise self._too_long(f"the prompt has {least} tokens or more", source)
         return self.model.tokenizer.encode(text, special=special)

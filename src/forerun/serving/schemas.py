@@ -1,7 +1,7 @@
-"""What clients may send: the OpenAI parameters, those that vLLM adds, and `speculation`.
+"""Request schemas: the parameters of OpenAI and vLLM, and `speculation`.
 
-Unknown fields are errors. Fields of OpenAI that this server lacks are named in UNSUPPORTED with the
-values that mean nothing; those that change no text are accepted and ignored.
+Unknown fields are errors. UNSUPPORTED lists OpenAI fields that this server lacks, with the values
+that have no effect. Fields that do not change the text are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Text = Annotated[str, Field(max_length=4096)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=1024)]
-Bias = Annotated[float, Field(ge=-100, le=100)]  # OpenAI's range, as that of the penalties
+Bias = Annotated[float, Field(ge=-100, le=100)]  # OpenAI's range
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
@@ -21,10 +21,10 @@ class _Strict(BaseModel):
 
 
 class Speculation(_Strict):
-    """How this request drafts, what changes its distribution, and what is reported.
+    """Drafting, constraints and reporting of a request.
 
-    constraint: one that the server offers, or several. max_nodes: largest draft tree, 0 is plain
-    decoding. trace: how every token came.
+    constraint: one or more constraints of the server. max_nodes: largest draft tree; 0: plain
+    decoding. trace: report the source of every token.
     """
 
     method: str | None = None
@@ -35,7 +35,7 @@ class Speculation(_Strict):
 
 
 class Part(_Strict):
-    """A piece of a message's content."""
+    """A part of a message's content."""
 
     type: str
     text: str | None = None
@@ -45,18 +45,18 @@ class Part(_Strict):
     refusal: str | None = None
 
 
-Parts = Annotated[list[Part], Field(fail_fast=True)]  # two million mistakes take seconds to list
+Parts = Annotated[list[Part], Field(fail_fast=True)]  # listing millions of errors takes seconds
 
 
 class Prediction(_Strict):
-    """Text that the answer is expected to repeat in good part."""
+    """Text that the answer probably repeats in large parts."""
 
     type: Literal["content"]
     content: str | Parts
 
 
 class StreamOptions(_Strict):
-    """include_usage: a last chunk with the counts. continuous_usage_stats: those so far in each."""
+    """include_usage: counts in a last chunk. continuous_usage_stats: counts in every chunk."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -78,7 +78,7 @@ class Message(_Strict):
 
 
 class Shared(_Strict):
-    """What both kinds of completion take; null is the default everywhere."""
+    """Parameters of both kinds of completion; null means the default."""
 
     model: str | None = None
     n: int | None = Field(default=None, ge=1)
@@ -92,17 +92,17 @@ class Shared(_Strict):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     prediction: Prediction | None = None
-    # as vLLM names them
+    # of vLLM
     top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     min_tokens: Int | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
-    # ours
+    # of forerun
     banned_tokens: Ids | None = None
     speculation: Speculation | None = None
-    # accepted, without effect on the text
+    # accepted, no effect on the text
     user: Text | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None

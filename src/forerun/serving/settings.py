@@ -1,4 +1,4 @@
-"""What an operator decides about a server, resolved and frozen before it starts."""
+"""Settings of a server, fixed before it starts."""
 
 from __future__ import annotations
 
@@ -11,33 +11,30 @@ from forerun import registry
 from forerun.controllers.fixed import MAX_NODES
 from forerun.errors import ConfigError
 
-METHOD = re.compile(r"[\w.]+")  # its name
+METHOD = re.compile(r"[\w.]+")  # names of methods and constraints
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits and choices of one server; seconds, bytes, tokens and counts as named.
+    """Limits and methods of one server. Errors start with the name of the field."""
 
-    Errors begin with the name of the field.
-    """
-
-    name: str = "model"  # what clients call the model
-    default_method: str | None = None  # None: auto if there is one, else forerun's own default
-    methods: Mapping[str, str] = field(default_factory=dict)  # name -> drafter spec, beside ours
+    name: str = "model"  # model name for clients
+    default_method: str | None = None  # None: auto
+    methods: Mapping[str, str] = field(default_factory=dict)  # name -> drafter spec, additional
     constraints: Mapping[str, str] = field(default_factory=dict)  # name -> constraint spec
-    verifier: str = registry.VERIFIER
-    controller: str = registry.CONTROLLER
+    verifier: str = registry.DEFAULT_VERIFIER
+    controller: str = registry.DEFAULT_CONTROLLER
     allow_lossy: bool = False
     max_seqs: int = 32  # sequences that run at once
-    max_waiting: int = 256  # requests of one tenant that may wait
-    max_samples: int = 256  # sequences of one request: prompts times n
-    max_nodes: int = 64  # largest tree that a request may ask for
+    max_waiting: int = 256  # waiting requests per tenant
+    max_samples: int = 256  # sequences per request: prompts times n
+    max_nodes: int = 64  # largest draft tree of a request
     max_body: int = 4 * 2**20  # bytes of a request
-    body_timeout: float = 30.0  # seconds in which a request must have arrived
+    body_timeout: float = 30.0  # seconds to receive a request
     request_timeout: float = 600.0  # seconds from arrival to the last token
-    drain: float = 30.0  # seconds that requests may go on after a shutdown began
-    engine: int = 0  # number of this engine among those behind one port
-    stall: float = 120.0  # seconds without a step after which /health says so
+    drain: float = 30.0  # seconds to finish requests after a shutdown signal
+    engine: int = 0  # number of this engine behind the port
+    stall: float = 120.0  # seconds without a step until /health reports a stall
 
     def __post_init__(self) -> None:
         for name in ("max_seqs", "max_waiting", "max_samples", "max_body"):
@@ -49,12 +46,12 @@ class Settings:
         if not 0 <= self.max_nodes <= MAX_NODES:
             raise ConfigError(f"max_nodes must be in 0..{MAX_NODES}, got {self.max_nodes}")
         if not self.name.strip():
-            raise ConfigError("name must not be empty: clients call the model by it")
+            raise ConfigError("name must not be empty; give the model name for clients")
         try:
             self.name.encode()
         except UnicodeEncodeError:  # answers could not be written
             raise ConfigError(
-                f"name must be text in UTF-8, got {self.name!r}: clients call the model by it"
+                f"name must be text in UTF-8, got {self.name!r}; give another model name"
             ) from None
         if not 0 <= self.drain < math.inf:
             raise ConfigError(f"drain must be a number of seconds from 0 on, got {self.drain}")
@@ -63,13 +60,13 @@ class Settings:
 
 
 def _check_names(field: str, kind: str, specs: Mapping[str, str]) -> None:
-    """Raises ConfigError for a method under the name of another one."""
+    """Raises ConfigError for an invalid name, or the name of another registered method."""
     known = registry.names(kind)
     for name, spec in specs.items():
         if not METHOD.fullmatch(name):
             raise ConfigError(f"{field} must be named by letters, digits, _ and ., got {name!r}")
         if name in known and registry.parse(spec)[0] != name:
             raise ConfigError(
-                f"{field} must not take another one's name: {name!r} is one, but would mean "
-                f"{spec} here; choose a name that is not in `forerun methods`"
+                f"{field} must not use the name of another {kind}: {name!r} would be {spec}; "
+                "choose a name that is not in `forerun methods`"
             )

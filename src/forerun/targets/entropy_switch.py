@@ -1,13 +1,13 @@
-"""Two models take turns: the small one writes while it is sure, the large one where it is not.
+"""Switches between a small and a large model by entropy: the large one writes uncertain tokens.
 
-Simonds, "Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference", 2025. At each
-token the active model is asked; the rolling mean of such entropies decides, in bits and from raw
-logits. Above the threshold the large model gives this very token and goes on; else the small one
-goes on from the next token. Each keeps its own cache and catches up as state follows tokens.
+Simonds, "Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference", 2025. The
+active model runs at each token. The rolling mean of the entropies, in bits of the raw logits,
+decides: above the threshold the large model gives this token and stays active; otherwise the small
+model is active from the next token on. Each model has its own KV cache and catches up when needed.
 
-Law: NOT the large model's. It is that of a third model: its next-token law is that of the active
-model, which follows from the text. That law is kept exactly by drafting: a node below a
-switch is judged by the model that would have spoken there. Needs two models of one vocabulary.
+Law: NOT the large model's. The next-token distribution is that of the active model, which is a
+function of the text. Drafting keeps it exactly: a node is verified by the model that is active
+there. Needs: two models with the same vocabulary.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ SMALL, LARGE = 0, 1
 
 @dataclass(frozen=True)
 class Mode:
-    """Which model is asked for the next token, and what that hangs on; a value: nodes share it."""
+    """The active model and the state of the switch. Immutable: nodes share it."""
 
     active: int = SMALL
-    held: int | None = None  # tokens that it gave since the last switch; None before the first
-    window: tuple[float, ...] = ()  # the last entropies, bits
+    held: int | None = None  # tokens since the last switch; None before the first one
+    window: tuple[float, ...] = ()  # last entropies, bits
 
 
 @dataclass
 class Usage:
-    """What was spent, by model (small, large)."""
+    """Counts by model (small, large)."""
 
     tokens: list[int] = field(default_factory=lambda: [0, 0])  # generated
-    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed in addition; no prompt
+    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed again; without prompts
     switches: int = 0
 
     @property
     def share(self) -> float:
-        """f, the share of tokens that the large model gave."""
+        """f, the share of tokens from the large model."""
         return self.tokens[LARGE] / max(sum(self.tokens), 1)
 
     def cost(self, small: float, large: float, *, catch_up: bool = False) -> float:
-        """Parameters used per token over those of the large model; prompts and drafts left out."""
+        """Parameters used per token, relative to the large model; without prompts and drafts."""
         tokens = np.add(self.tokens, self.catch_up if catch_up else 0)
         return float(tokens @ (small, large)) / (large * max(sum(self.tokens), 1))
 
 
 class EntropySwitch(Target):
-    """`target` is the large model; `small` a folder, a hub id, a name, or a loaded runner.
+    """A target that switches between `target`, the large model, and a small one.
 
-    threshold: bits, swept per pair. window: entropies in the mean (the paper: 5). hold: the least
-    number of tokens between switches; the paper's is not known to us. clears: a switch empties the
-    window. The small model is asked first, and nothing holds it; it has the dtype and device of the
-    large one. Raises ConfigError unless both share a vocabulary.
+    small: a folder, a hub id, a name, or a loaded runner. threshold: entropy in bits. window:
+    number of entropies in the mean (the paper uses 5). hold: least number of tokens between
+    switches. clears: empty the window at a switch. The small model starts; it has the dtype and
+    device of the large one. Raises ConfigError unless both have the same vocabulary.
     """
 
-    is_stateful = True  # the active model depends on the tokens that were committed
-    gives = frozenset[str]()  # rows of two models do not compare
+    is_stateful = True  # the active model depends on the committed tokens
+    gives = frozenset[str]()  # rows of two models are not comparable
 
     def __init__(
         self,
@@ -94,32 +94,32 @@ class EntropySwitch(Target):
             small = shared_draft(target, small, tokenizer)
         self.models = small, target
         self.threshold, self.window, self.hold, self.clears = threshold, window, hold, clears
-        self.vocab_size = min(model.vocab_size for model in self.models)  # rows may be padded
+        self.vocab_size = min(model.vocab_size for model in self.models)  # one may be padded
         self.context = min(model.context for model in self.models)
         self.usage = Usage()
-        self._rows: dict[Sequence, SwitchRows] = {}  # of the step under way
+        self._rows: dict[Sequence, SwitchRows] = {}  # of the current step
 
     @property
     def cost(self) -> Cost:  # type: ignore[override]
-        """Seconds of a pass, for controllers: those of the large model."""
+        """Cost of the large model, for controllers."""
         return cost_of(self.models[LARGE])
 
     def mode(self, seq: Sequence) -> Mode:
-        """What holds for the next token of a sequence."""
+        """The mode for the next token of a sequence."""
         return seq.scratch.get(self) or Mode()
 
     def wanted(self, mode: Mode, window: tuple[float, ...]) -> int:
-        """The model that these entropies ask for."""
+        """The model that these entropies select."""
         return LARGE if sum(window) / len(window) > self.threshold else SMALL
 
     def is_held(self, mode: Mode) -> bool:
-        """Whether it is too early for a switch: up before the next token, or down after it."""
+        """Whether fewer than `hold` tokens have passed since the last switch."""
         return mode.held is not None and mode.held + (mode.active == LARGE) < self.hold
 
     def after(self, mode: Mode, entropy: float) -> Mode:
-        """The mode once a token is there, where the law of the active model had that entropy.
+        """The mode after a token for which the active model had this entropy.
 
-        The token is the active model's, but the large one's if that is active afterwards.
+        If the large model becomes active, it also gives this token.
         """
         window = (*mode.window, entropy)[-self.window :]
         wanted = self.wanted(mode, window)
@@ -139,16 +139,15 @@ class EntropySwitch(Target):
         return min(model.reused(seq) for model in self.models)
 
     def forward(self, batch: ForwardBatch) -> list[Rows]:
-        """One pass of the small model for the sequences it is active for, one of the large for the
-        others and for those that switch to the large model at the root.
+        """One pass of the small model over its active sequences, then one of the large model over
+        the others and those that switch to it at the root.
 
-        Raises ConfigError for batches that ask for more than logits.
+        Raises ConfigError for batches that need more than logits.
         """
         if batch.kinds:
             wanted = ", ".join(sorted(batch.kinds))
             raise ConfigError(
-                f"target 'entropy_switch' gives logits only, not {wanted}: rows of two models do "
-                "not compare; use a plain target"
+                f"target 'entropy_switch' gives only logits, not {wanted}; use a plain target"
             )
         seqs, trees = batch.seqs, batch.trees
         found: dict[Sequence, SwitchRows] = {}
@@ -156,7 +155,7 @@ class EntropySwitch(Target):
             turn = [
                 (seq, tree)
                 for seq, tree in zip(seqs, trees, strict=True)
-                if which == (found[seq].speaker(-1) if seq in found else self.mode(seq).active)
+                if which == (found[seq].writer(-1) if seq in found else self.mode(seq).active)
             ]
             if not turn:
                 continue
@@ -172,13 +171,17 @@ class EntropySwitch(Target):
         return [found[seq] for seq in seqs]
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
-        """Follows the entropies along what was emitted."""
+        """Updates modes and usage along the emitted tokens."""
         self.models[SMALL].commit(seqs, trees, verdicts)
         self.models[LARGE].commit(seqs, trees, verdicts)
         for seq, verdict in zip(seqs, verdicts, strict=True):
             rows = self._rows.pop(seq)
             for node in [-1, *verdict.nodes][: len(seq.tokens) - rows.length]:
-                asked, after, spoke = rows.mode(node).active, rows.after(node), rows.speaker(node)
+                asked, after, spoke = (
+                    rows.mode(node).active,
+                    rows.after(node),
+                    rows.writer(node),
+                )
                 self.usage.tokens[spoke] += 1
                 self.usage.catch_up[asked] += asked != spoke
                 self.usage.switches += after.active != asked
@@ -203,27 +206,27 @@ class EntropySwitch(Target):
         }
 
     def caught_up(self, seq: Sequence, which: int, depth: int = 0) -> None:
-        """Counts what a model had to compute before the row that it was asked for."""
+        """Counts the tokens that a model computed to catch up."""
         behind = len(seq.tokens) - 1 - max(self._computed(seq)[which], seq.num_prompt)
         self.usage.catch_up[which] += max(behind, 0) + depth
 
     def _computed(self, seq: Sequence) -> list[int]:
-        """Tokens of a sequence that each model has computed."""
+        """Number of tokens of a sequence that each model has computed."""
         return seq.scratch.setdefault((self, "computed"), [0, 0])
 
 
 class SwitchRows(Rows):
-    """Rows of one sequence, each by the model that is active there.
+    """Rows of one sequence, each from the model that is active at the node.
 
-    `logits` are those of the first pass, by one model for all nodes; what the other has to say is
-    computed where it is asked.
+    `logits` come from the first pass, one model for all nodes; rows of the other model are computed
+    on demand.
     """
 
     def __init__(self, switch: EntropySwitch, seq: Sequence, tree: Tree, rows: Rows) -> None:
         super().__init__(rows.logits[:, : switch.vocab_size])
         self.switch, self.seq, self.tree = switch, seq, tree
         self.length = len(seq.tokens)
-        self.is_open = True  # the sequence has not grown, so the other model can still be asked
+        self.is_open = True  # the sequence has not grown: the other model can still run
         self._modes = {-1: switch.mode(seq)}
         self._after: dict[int, Mode] = {}
         self._others: dict[int, np.ndarray] = {}  # logits [V] of the other model, by node
@@ -232,38 +235,38 @@ class SwitchRows(Rows):
         switch.caught_up(seq, self.first)
 
     def split(self, nodes: int) -> Rows:
-        """All rows: nothing is behind them."""
-        assert nodes == len(self.tree), "the engine has let something that needs probes through"
+        """All rows; there are no probe rows."""
+        assert nodes == len(self.tree), "probes are not supported"
         return self
 
     def row(self, node: int) -> np.ndarray:
-        """Logits [V] of the model that speaks at a node, or of the first pass if none was asked."""
+        """Logits [V] of the active model at a node; of the first pass once the step is over."""
         if not self.is_open and node not in self._after:
             return super().row(node)
-        spoke = self.speaker(node)
+        spoke = self.writer(node)
         is_known = self.is_open or node in self._others
         return self._logits(spoke if is_known else self.first, node)
 
     def mode(self, node: int) -> Mode:
-        """The mode in which a token comes after a node."""
+        """The mode for the token after a node."""
         if node not in self._modes:
             self._modes[node] = self.after(int(self.tree.parents[node]))
         return self._modes[node]
 
     def after(self, node: int) -> Mode:
-        """The mode once a token has come after a node."""
+        """The mode after the token that follows a node."""
         if node not in self._after:
             mode = self.mode(node)
             bits = entropy_bits(self._logits(mode.active, node))
             self._after[node] = self.switch.after(mode, bits)
         return self._after[node]
 
-    def speaker(self, node: int) -> int:
-        """Who gives the token after a node: the large model if it is its turn before or after."""
+    def writer(self, node: int) -> int:
+        """The model that gives the token after a node: large if active before or after it."""
         return max(self.mode(node).active, self.after(node).active)
 
     def add(self, nodes: Many[int], rows: Rows) -> None:
-        """What the other model says at these nodes, in their order."""
+        """Adds rows of the other model for these nodes, in their order."""
         for i, node in enumerate(nodes):
             self._others[node] = rows.row(i - 1)[: self.switch.vocab_size]
         other = LARGE + SMALL - self.first
@@ -275,7 +278,7 @@ class SwitchRows(Rows):
         if which == self.first:
             return super().row(node)
         if node not in self._others:
-            below = [node]  # and all under it: one pass
+            below = [node]  # and its descendants, in one pass
             for child in range(node + 1, len(self.tree)):
                 if int(self.tree.parents[child]) in below:
                     below.append(child)

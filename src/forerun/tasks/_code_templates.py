@@ -1,4 +1,4 @@
-"""Functions of the code task: our own templates, filled with names."""
+"""Functions of the code task: templates filled with names."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def draw_module(rng: random.Random, num: int) -> list[str]:
 
 
 def rename(rng: random.Random, code: str) -> tuple[str, str]:
-    """A name that the code uses, and one that it does not use."""
+    """A name in the code, and a name that is not in it."""
     used = set(re.findall(r"\w+", code))
     old = rng.choice(sorted(used & {*LIMITS, *RESULTS, *(item for item, _ in ITEMS)}))
     new = rng.choice([name for name in (*NAMES, *LIMITS, *RESULTS) if name not in used])

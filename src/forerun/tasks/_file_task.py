@@ -1,4 +1,4 @@
-"""Tasks made of a file: a list of examples, and how a path with a part of it is read."""
+"""Base class of tasks that read a file, and their PATH:PART syntax."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Example
 
 
 class FromFile:
-    """Examples read once from a file of the user's; subclasses add a score."""
+    """Examples read once from a file of the user; subclasses add a score."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
@@ -31,8 +31,8 @@ class FromFile:
         return None
 
 
-def divided(text: str) -> tuple[Path, str]:
-    """Path and part of "PATH" or "PATH:PART"; paths may hold colons, parts slashes."""
+def split_part(text: str) -> tuple[Path, str]:
+    """Path and part of "PATH" or "PATH:PART"; paths may have colons, parts slashes."""
     path, _, part = text.rpartition(":")
     whole, file = (Path(name).expanduser() for name in (text, path))
     if path and not whole.is_file() and (file.is_file() or "/" not in part):
@@ -40,8 +40,8 @@ def divided(text: str) -> tuple[Path, str]:
     return whole, ""
 
 
-def once(where: str, seen: set[str], name: str, value: str) -> str:
-    """The value, which no example before it may have. Raises DataError."""
+def check_unique(where: str, seen: set[str], name: str, value: str) -> str:
+    """The value, if it is not in `seen`; adds it. Raises DataError."""
     if value in seen:
         raise DataError(f"{where}: {name} {value!r} occurs twice; keep one of the two")
     seen.add(value)

@@ -35,7 +35,7 @@ EXTRAS = ("a balcony", "a lift", "a cellar", "a garage", "a dishwasher", "a gard
 
 @dataclass(frozen=True)
 class Record:
-    """What a text says, by field, and the type of each field in words."""
+    """A text with its fields' values and types."""
 
     kind: str
     text: str

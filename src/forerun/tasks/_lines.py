@@ -1,4 +1,4 @@
-"""Reading prompt files: every mistake is named with its file and line."""
+"""Reads prompt files; every error has file and line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from forerun.errors import DataError
 from forerun.utils.files import check_text, parsed
 
-GZIP = b"\x1f\x8b"  # how gzip files begin
+GZIP = b"\x1f\x8b"  # first bytes of gzip files
 
 
 def read_text(path: Path) -> str:
-    """UTF-8 text with plain line ends, of a file that may be gzip-compressed. Raises DataError."""
+    """UTF-8 text of a plain or gzip file, with Unix line ends. Raises DataError."""
     try:
         return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check the path") from None
     except UnicodeDecodeError as error:
-        at = 1 + error.object.count(b"\n", 0, error.start)  # without what a mark at the start took
+        at = 1 + error.object.count(b"\n", 0, error.start)
         raise DataError(f"{path} line {at} is not UTF-8 text: {error.reason}") from None
 
 
@@ -36,7 +36,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """("FILE line N", object) of a file of JSON lines. Raises DataError with the line number."""
+    """Pairs ("FILE line N", object) of a JSON lines file. Raises DataError with the line number."""
     found = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
@@ -55,7 +55,7 @@ def objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def texts(where: str, name: str, value: Any) -> tuple[str, ...]:
-    """The value as texts, none of them empty. Raises DataError."""
+    """The value as a tuple of texts that are not empty. Raises DataError."""
     if not isinstance(value, list) or not value:
         raise DataError(f"{where}: {name} must be a list of texts, got {value!r}")
     for text in value:
@@ -64,14 +64,14 @@ def texts(where: str, name: str, value: Any) -> tuple[str, ...]:
 
 
 def check(where: str, name: str, text: Any) -> str:
-    """The value if it is a text that any tokenizer can encode. Raises DataError."""
+    """The value, if it is a text that is neither blank nor invalid UTF-8. Raises DataError."""
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{where}: {name} must be a text that is not empty, got {text!r}")
     return encoded(where, name, text)
 
 
 def field(where: str, value: dict[str, Any], name: str) -> str:
-    """A field that must be there as a text that is not empty. Raises DataError."""
+    """A required field with a text that is not blank. Raises DataError."""
     if name not in value:
         there = ", ".join(value) or "none"
         raise DataError(f"{where}: field {name!r} is missing; there: {there}")
@@ -79,6 +79,6 @@ def field(where: str, value: dict[str, Any], name: str) -> str:
 
 
 def encoded(where: str, name: str, text: str) -> str:
-    """The text if it can be written as UTF-8. Raises DataError."""
+    """The text, if it is valid UTF-8. Raises DataError."""
     check_text(f"{where}: {name}", text)
     return text

@@ -1,4 +1,4 @@
-"""Plain English in ASCII, drawn at random: reports and stories with a cast, a place, things."""
+"""Random English text in ASCII: reports and stories with a cast, a place and things."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ STORY = (
 
 
 class Scene:
-    """A text's cast, place and things, which come back as in texts that are about something."""
+    """The cast, place and things that recur in a text."""
 
     def __init__(self, rng: random.Random, templates: Sequence[str]) -> None:
         self.rng, self.templates = rng, templates
@@ -105,7 +105,7 @@ class Scene:
         self._last: deque[str] = deque(maxlen=len(templates) // 2)
 
     def sentence(self) -> str:
-        """A sentence whose template is not among those used last."""
+        """A sentence; recent templates are not repeated."""
         template = self.rng.choice([t for t in self.templates if t not in self._last])
         self._last.append(template)
         return capital(template.format(**self._slots()))
@@ -120,7 +120,7 @@ class Scene:
         used = 0
         while True:
             paragraphs.append([])
-            used += 1  # two line breaks where else is a space
+            used += 1  # two line breaks replace a space
             for _ in range(self.rng.randint(3, 6)):
                 sentence = self.sentence()
                 used += len(sentence) + 1
@@ -155,7 +155,7 @@ class Scene:
 
 
 def words(text: str) -> list[str]:
-    """Words and signs between spaces."""
+    """The parts of a text between spaces."""
     return text.split()
 
 
@@ -171,6 +171,6 @@ def similarity(text: str, reference: str, split: Callable[[str], list[str]] = wo
 
 
 def found(text: str, sentences: Sequence[str]) -> float:
-    """Share of the sentences that the text holds, word for word."""
+    """Share of the sentences that are in the text, word for word."""
     flat = " ".join(words(text))
     return sum(" ".join(words(s)) in flat for s in sentences) / len(sentences)

@@ -1,4 +1,4 @@
-"""The program that a model's answer states, without its examples, its tests and its prose."""
+"""Extracts the program from a model's answer, without examples, tests and prose."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import textwrap
 import warnings
 from collections.abc import Iterable
 
-ALWAYS = (ast.Import, ast.ImportFrom, ast.Try, ast.If)  # kept, as they may choose an import
-INDENT = "    "  # of the functions that are to be completed
+ALWAYS = (ast.Import, ast.ImportFrom, ast.Try, ast.If)  # kept: they may contain imports
+INDENT = "    "  # of the functions to complete
 _FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _FIRST_LINE = re.compile(r"^(?:from\s+\w|import\s+\w|(?:async\s+)?def\s+\w|class\s+\w|@\w)", re.M)
 
 
 def program(text: str, names: Iterable[str]) -> str:
-    """What an answer defines that the named functions need.
+    """The definitions of an answer that the named functions need.
 
-    Its code is the first block that defines one of the names, or the first block. Without a block,
-    it is the whole text if that is Python, else what follows its first line of code.
+    The code is the first block that defines one of the names, or the first block. Without a block
+    it is the whole text if that is Python, otherwise the text from the first line of code.
     """
     blocks, wanted = fenced(text), list(names)
     if blocks:
@@ -30,8 +30,8 @@ def program(text: str, names: Iterable[str]) -> str:
 def completed(prompt: str, entry_point: str, text: str, others: Iterable[str] = ()) -> str:
     """The program of an answer to a prompt that ends within a function.
 
-    An answer that defines the function replaces it, any other goes on where the prompt ends. What
-    the other names need is kept, too.
+    An answer that defines the function replaces it; any other continues the prompt. Definitions
+    that the other names need are kept too.
     """
     names = [entry_point, *others]
     code = program(text, names)
@@ -42,10 +42,10 @@ def completed(prompt: str, entry_point: str, text: str, others: Iterable[str] = 
 
 
 def needed(code: str, names: Iterable[str]) -> str:
-    """The imports of some code, and of its definitions those that the named functions use.
+    """The imports of some code, and the definitions that the named functions use.
 
-    Examples and tests that the model adds are dropped, and what follows the longest beginning that
-    is Python: prose, or a line that was cut.
+    Drops examples and tests of the model, and everything after the longest prefix that is Python:
+    prose or an incomplete line.
     """
     tree = _tree(longest_python(code))
     if tree is None:
@@ -65,7 +65,7 @@ def needed(code: str, names: Iterable[str]) -> str:
 
 
 def _read(node: ast.stmt) -> set[str]:
-    """The names that a statement reads and does not bind itself, as a local name or parameter."""
+    """The names that a statement reads and does not bind as a local name or parameter."""
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
     local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
     local |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
@@ -83,30 +83,30 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def fenced(text: str) -> list[str]:
-    """The code blocks of a text; the limit of tokens may have cut the last one."""
+    """The code blocks of a text; the last one may be incomplete."""
     return [textwrap.dedent(block) for block in _FENCED.findall(text)]
 
 
 def defines(code: str, names: Iterable[str]) -> bool:
-    """Whether a line of the code defines a function of one of the names."""
+    """Whether the code defines a function with one of the names."""
     return any(re.search(rf"^[ \t]*(?:async\s+)?def\s+{re.escape(n)}\b", code, re.M) for n in names)
 
 
 def start_of(prompt: str, entry_point: str) -> int:
-    """Where the last definition of a function begins; the prompt's end if it has none."""
+    """Start of the last definition of a function; the prompt's end if there is none."""
     found = list(re.finditer(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", prompt, re.M))
     return found[-1].start() if found else len(prompt)
 
 
 def body(text: str) -> str:
-    """The lines that go on with a function: up to the first that is not indented."""
+    """The lines that continue a function: up to the first that is not indented."""
     lines = text.strip("\n").split("\n")
     end = next((k for k, line in enumerate(lines) if line[:1].strip()), len(lines))
     return "\n".join(lines[:end]) + "\n"
 
 
 def longest_python(code: str) -> str:
-    """The longest beginning, in whole lines, that parses."""
+    """The longest prefix, in whole lines, that parses."""
     lines = code.rstrip().split("\n")
     for end in range(len(lines), 0, -1):
         part = "\n".join(lines[:end]) + "\n"
@@ -116,7 +116,7 @@ def longest_python(code: str) -> str:
 
 
 def called(code: str) -> list[str]:
-    """Names of the functions that the code calls, in order; none where it is no Python."""
+    """Names of the functions that the code calls, in order; none if it is not Python."""
     tree = _tree(code)
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
     return list(dict.fromkeys(func.id for func in calls if isinstance(func, ast.Name)))

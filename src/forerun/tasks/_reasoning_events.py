@@ -1,4 +1,4 @@
-"""Events of the reasoning task: what changes, in time order."""
+"""Events of the reasoning task: changes of quantities, in time order."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _give(story: Story, s: str) -> None:
 
 
 def _amount_of_part(story: Story, s: str) -> tuple[int, int] | None:
-    """(divisor, node) of a fraction of what the subject holds; None where nothing divides."""
+    """(divisor, node) of a fraction of the subject's quantity; None if nothing divides it."""
     k = draw_divisor(story, story.value(s))
     if k is None:
         return None

@@ -1,4 +1,4 @@
-"""Introductions of the reasoning task: how much each subject holds at first."""
+"""Introductions of the reasoning task: the first quantity of each subject."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _relations(num_known: int) -> list[Callable[[Story, str], bool]]:
 
 
 def _first(story: Story, subject: str, fact: str, **node: Any) -> bool:
-    """Registers a subject's first quantity; False where it is out of range."""
+    """Registers a subject's first quantity; False if it is out of range."""
     made = Node(unit=story.unit, claim=story.clause("{s} {v}", s=subject), label=subject, **node)
     if not 1 <= made.value <= story.cap:
         return False

@@ -29,7 +29,7 @@ def _ask_one(story: Story) -> None:
 
 
 def _total(story: Story, chosen: list[str]) -> int:
-    """The node that adds what the chosen subjects hold."""
+    """The node that adds the quantities of the chosen subjects."""
     args, needs = tuple(story.value(s) for s in chosen), tuple(story.current[s] for s in chosen)
     each = _names([f"{s} {story.value(s)}" for s in chosen])
     claim = story.clause("[together they have|the total is|the sum is|together that makes]")
@@ -95,18 +95,18 @@ def _ask_worth(story: Story) -> None:
         "[{n} {unit} for each|each counts {n} {unit}|we multiply by {n}]", n=n, unit=unit
     )
     story.goal = story.add(Node(x * n, "*", (n, x), (base,), claim, word, why, unit))
-    whose = (
+    owner = (
         _names([s for s in story.subjects if story.current[s] in story.nodes[base].needs])
         if whole
         else None
     )
-    whose = whose or next(s for s in story.subjects if story.current[s] == base)
+    owner = owner or next(s for s in story.subjects if story.current[s] == base)
     asked = (
-        "[What is the total {word} for the {u} of {whose}?"
-        "|How large is the {word} of all {u} of {whose}, in {unit}?]"
+        "[What is the total {word} for the {u} of {owner}?"
+        "|How large is the {word} of all {u} of {owner}, in {unit}?]"
     )
     story.question = story.say(
-        story.setting.price + " " + asked, n=n, word=word, unit=unit, whose=whose
+        story.setting.price + " " + asked, n=n, word=word, unit=unit, owner=owner
     )
 
 

@@ -15,7 +15,7 @@ WORDS = {"+": " plus ", "-": " minus ", "*": " times ", "/": " divided by "}
 
 @dataclass(frozen=True)
 class Style:
-    """Habits that one solution keeps: line breaks, signs, and how much it talks."""
+    """Style of one solution: line breaks, signs, wordiness."""
 
     break_lines: bool
     times: str  # "*" or "x"
@@ -46,7 +46,7 @@ def write_solution(story: Story, rng: random.Random) -> str:
 
 
 def _order(story: Story, rng: random.Random) -> list[int]:
-    """The computed nodes that the goal needs, in a random order that respects their needs."""
+    """The computed nodes that the goal needs, in a random topological order."""
     needed = story.needed()
     waiting = [i for i in needed if story.nodes[i].op]
     done = {i for i in needed if not story.nodes[i].op}
@@ -60,7 +60,7 @@ def _order(story: Story, rng: random.Random) -> list[int]:
 
 
 def _opening(story: Story, rng: random.Random, style: Style) -> list[str]:
-    """Optional first lines: a plan, and the given numbers said again."""
+    """Optional first lines: a plan, and the given numbers."""
     lines = []
     if rng.random() < style.wordy / 2:
         plan = (
@@ -78,7 +78,7 @@ def _opening(story: Story, rng: random.Random, style: Style) -> list[str]:
 
 
 def _step(node: Node, rng: random.Random, style: Style, first: bool) -> list[str]:
-    """The sentences of one computation, with now and then a mistake put right, or a check."""
+    """The sentences of one computation, sometimes with a corrected mistake or a check."""
     if node.num_steps == 1 and rng.random() < MISTAKE_RATE:
         wrong = _near(node.value, rng)
         lines = [_sentence(node, rng, style, first, wrong)]
@@ -114,7 +114,7 @@ def _sentence(
     return capital(text)
 
 
-# The subject stands before the numbers, mostly the reason too: what is said can be attended to.
+# The subject, and mostly the reason, come before the numbers, so that attention can use them.
 _CLAIMS = ("{c} {e}{u}.", "{l}: {e}{u}.", "{c} {e}{u}[, since|, because|, as] {w}.")
 _REASONS = ("{l}: {w}[, so|, and|, hence|, giving] {e}{u}.", "{l}: {w}. [So|Then] {e}{u}.")
 _SPOKEN = ("{l}: {w}[, so|, and|, hence] {e}{u}.",)
@@ -129,7 +129,7 @@ _OPENERS = (
 
 
 def _arithmetic(node: Node, rng: random.Random, style: Style, wrong: int | None) -> str:
-    """`a + b = r`, in signs or words; large ones through a middle form."""
+    """`a + b = r`, in signs or words; large ones with an intermediate form."""
     r = node.value if wrong is None else wrong
     args = list(node.args)
     if node.op in "+*" and len(args) == 2 and rng.random() < 0.15:
@@ -143,7 +143,7 @@ def _arithmetic(node: Node, rng: random.Random, style: Style, wrong: int | None)
 
 
 def _chain(args: list[int], style: Style, fold: bool) -> str:
-    """A sum of several terms as running totals; three may be folded: a + b + c = s + c = t."""
+    """A sum of several terms as running totals; three may be one chain: a + b + c = s + c = t."""
     total, parts = args[0], []
     if fold and len(args) == 3:
         a, b, c = args
@@ -155,7 +155,7 @@ def _chain(args: list[int], style: Style, fold: bool) -> str:
 
 
 def _middle(op: str, a: int, b: int, rng: random.Random, style: Style) -> list[str]:
-    """Forms between the task and the result: places apart, or partial products."""
+    """Intermediate forms: by decimal places, or partial products."""
     if op == "*":
         return _product(a, b, rng, style)
     if op == "/":
@@ -205,14 +205,14 @@ def _plain(node: Node, style: Style) -> str:
 
 
 def _inverse(node: Node, style: Style) -> str:
-    """The computation turned round: a check that lands on the first operand."""
+    """The inverse computation: a check that gives the first operand."""
     turned = {"+": "-", "-": "+", "*": "/", "/": "*"}[node.op]
     a, b = node.args
     return style.join(turned, node.value, b) + " = " + str(a)
 
 
 def _near(value: int, rng: random.Random) -> int:
-    """A wrong value of the kind that slips make: off by one, ten, a hundred, or digits swapped."""
+    """A typical wrong value: off by one, ten, a hundred, or with swapped digits."""
     swapped = int(str(value)[::-1])
     options = [value + 1, value - 1, value + 10, value - 10, value + 2, swapped]
     options += [value + 100, value - 100] if value > 100 else []

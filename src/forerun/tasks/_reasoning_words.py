@@ -45,7 +45,7 @@ SIDES = ["north", "south", "east", "west", "old", "new", "upper", "lower"]
 
 @dataclass(frozen=True)
 class Setting:
-    """A vocabulary for one kind of story: who holds what, and how one speaks of it."""
+    """The vocabulary of one kind of story."""
 
     units: tuple[str, ...]  # plural nouns
     subjects: tuple[str, ...]
@@ -176,7 +176,7 @@ WORTH_UNITS = {"worth": "dollars", "weight": "grams", "pay": "dollars", "time": 
 
 
 def prefer(rng: random.Random, options: Sequence[T]) -> T:
-    """One of the options, earlier ones more often: the n-th with weight 1/n^2, as habits go."""
+    """One of the options; the n-th has weight 1/n^2."""
     return rng.choices(options, [1 / (n * n) for n in range(1, len(options) + 1)])[0]
 
 
@@ -193,7 +193,7 @@ def capital(text: str) -> str:
 
 
 def number(rng: random.Random, low: int, high: int) -> int:
-    """A whole number in [low, high], short ones as likely as long ones."""
+    """A whole number in [low, high]; every number of digits is equally likely."""
     if high <= low:
         return low
     length = rng.randint(len(str(low)), len(str(high)))

@@ -1,4 +1,4 @@
-"""Stories of the reasoning task: a graph of quantities, and the sentences that tell it."""
+"""Stories of the reasoning task: a graph of quantities and its sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Node:
 
     @property
     def num_steps(self) -> int:
-        """Binary operations that the node stands for."""
+        """Number of binary operations of the node."""
         return max(0, len(self.args) - 1)
 
 
@@ -49,7 +49,7 @@ MIX = (1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 6)  # levels in turn: short problems are
 
 @dataclass
 class Story:
-    """A problem under construction: nodes, who holds which, and the sentences so far."""
+    """A problem under construction: nodes, their subjects, and the sentences so far."""
 
     rng: random.Random
     setting: Setting
@@ -64,12 +64,12 @@ class Story:
     goal: int = -1
 
     def add(self, node: Node) -> int:
-        """Index of the new node."""
+        """Adds a node; returns its index."""
         self.nodes.append(node)
         return len(self.nodes) - 1
 
     def value(self, subject: str) -> int:
-        """What the subject holds at this point of the story."""
+        """The subject's quantity at this point of the story."""
         return self.nodes[self.current[subject]].value
 
     def say(self, template: str, **slots: object) -> str:
@@ -79,12 +79,12 @@ class Story:
         return capital(vary(self.rng, template, **words | slots))
 
     def clause(self, template: str, **slots: object) -> str:
-        """Alternatives with slots filled; the choice is left to the writing of a solution."""
+        """Alternatives with slots filled; the solution's writer chooses one."""
         words = {"u": self.unit, "v": self.setting.verb, "now": self.setting.now}
         return template.format(**words | slots)
 
     def needed(self) -> list[int]:
-        """Indices of the nodes that the goal rests on, goal included, in order."""
+        """Indices of the nodes that the goal needs, with the goal, in order."""
         seen, stack = set(), [self.goal]
         while stack:
             i = stack.pop()
@@ -94,7 +94,7 @@ class Story:
         return sorted(seen)
 
     def num_steps(self) -> int:
-        """Operations that the answer takes."""
+        """Number of operations of the answer."""
         return sum(self.nodes[i].num_steps for i in self.needed())
 
 

@@ -1,9 +1,8 @@
-"""Run generated Python code and its tests in a limited child process.
+"""Runs generated Python code and its tests in a limited child process.
 
-The child has its own temporary folder and an empty environment, limits on time, memory and file
-size, and no network. `_sandbox_child` sets the limits that a process sets for itself. This contains
-careless code, such as endless loops or stray writes. It is no defence against code that was written
-to break out of it.
+The child has its own temporary folder, an empty environment, limits on time, memory and file size,
+and no network. `_sandbox_child` sets the limits that a process sets itself. This contains careless
+code, e.g. endless loops or stray writes. It does not stop code written to break out.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ ISOLATIONS = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use."""
+    """Limits of one run."""
 
-    wall_seconds: float = 30.0  # a busy machine is slow
+    wall_seconds: float = 30.0  # well above cpu_seconds, for busy machines
     cpu_seconds: int = 5
-    memory_bytes: int = 1 << 30  # of address space
-    file_bytes: int = 1 << 20  # of each file it writes
+    memory_bytes: int = 1 << 30  # address space
+    file_bytes: int = 1 << 20  # per file
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the tests ran to their end without an error, and if not, why."""
+    """Whether the tests ran to the end without an error; otherwise the reason."""
 
     passed: bool
     reason: str = ""
 
 
 def check_supported() -> None:
-    """Raises ConfigError where processes cannot be limited."""
+    """Raises ConfigError on systems without resource limits."""
     if os.name != "posix":
         raise ConfigError(
             "this task runs generated code, which needs Linux or macOS (resource limits); use "
-            "another task here"
+            "another task"
         )
 
 
@@ -65,7 +64,7 @@ def run_tests(program: str, tests: str, limits: Limits | None = None) -> Verdict
     """Runs the program and then its tests in a child process; passed if neither raises."""
     check_supported()
     limits = limits or Limits()
-    token = secrets.token_hex(16)  # only a child that came to the end of the tests sends it
+    token = secrets.token_hex(16)  # sent by the child only after the last test
     request = {"program": program, "tests": tests, "token": token, "limits": asdict(limits)}
     with tempfile.TemporaryDirectory(prefix="forerun-sandbox-") as folder:
         with tempfile.TemporaryFile() as file:
@@ -84,7 +83,7 @@ def run_tests(program: str, tests: str, limits: Limits | None = None) -> Verdict
 
 
 def _started(folder: str, request: int) -> subprocess.Popen[bytes]:
-    """The child, in a session of its own so that all its processes can be killed."""
+    """Starts the child in a new session, so that all its processes can be killed."""
     return subprocess.Popen(
         [*isolation(), sys.executable, "-I", str(CHILD)],
         stdin=request,
@@ -97,13 +96,13 @@ def _started(folder: str, request: int) -> subprocess.Popen[bytes]:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> str:
-    """Kills what is left of a child's process group; the beginning of what it said."""
+    """Kills the child's process group; returns the start of its output."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert process.stdout
     with process.stdout as pipe:
-        os.set_blocking(pipe.fileno(), False)  # a process that escaped may hold the other end
+        os.set_blocking(pipe.fileno(), False)  # an escaped process may keep the pipe open
         with suppress(BlockingIOError):
             return os.read(pipe.fileno(), MAX_VERDICT_BYTES).decode("utf-8", "replace")
     return ""
@@ -111,7 +110,7 @@ def _ended(process: subprocess.Popen[bytes]) -> str:
 
 @cache
 def isolation() -> tuple[str, ...]:
-    """The strictest prefix that works here; empty where `unshare` is missing or not allowed."""
+    """The strictest prefix that works; empty if `unshare` is missing or not allowed."""
     for text in ISOLATIONS:
         prefix = tuple(text.split())
         command = [*prefix, sys.executable, "-I", "-S", "-c", "print('works')"]

@@ -1,7 +1,7 @@
 """The child process of `_sandbox`: limits itself, runs a program and its tests, sends a verdict.
 
-It is started as `python -I FILE`, with a JSON request on standard input, and imports nothing of
-forerun. An audit hook refuses sockets, new processes, signals, and writes outside the folder.
+Started as `python -I FILE` with a JSON request on standard input; imports nothing of forerun. An
+audit hook refuses sockets, new processes, signals, and writes outside the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-REFUSED_MODULES = ("socket", "subprocess", "pty")  # whose audit events are refused
+REFUSED_MODULES = ("socket", "subprocess", "pty")  # all their audit events are refused
 REFUSED = frozenset(
     ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill")
     + ("os.killpg", "signal.pthread_kill", "resource.setrlimit", "resource.prlimit")
@@ -29,7 +29,7 @@ MAX_REASON = 500  # characters
 
 
 def main() -> None:
-    """Runs the request on standard input; the verdict goes to what was standard output."""
+    """Runs the request on standard input; writes the verdict to the original standard output."""
     request = json.load(sys.stdin)
     out = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -45,11 +45,11 @@ def main() -> None:
     except BaseException as error:  # also SystemExit and KeyboardInterrupt
         verdict = f"{type(error).__name__}: {error}"[:MAX_REASON]
     os.write(out, verdict.encode("utf-8", "replace"))
-    os._exit(0)  # threads and exit handlers of the program do not run on
+    os._exit(0)  # without threads and exit handlers of the program
 
 
 def set_limits(wall_seconds: float, cpu_seconds: int, memory_bytes: int, file_bytes: int) -> None:
-    """Sets soft and hard limits of this process; the parent keeps the wall time."""
+    """Sets soft and hard limits of this process; the parent limits the wall time."""
     limits = {
         "RLIMIT_CPU": cpu_seconds,
         "RLIMIT_AS": memory_bytes,
@@ -66,7 +66,7 @@ def set_limits(wall_seconds: float, cpu_seconds: int, memory_bytes: int, file_by
 
 
 def refuse_new_processes() -> None:
-    """Replaces the one way to start a process that raises no audit event."""
+    """Replaces the only way to start a process without an audit event."""
     import _posixsubprocess
 
     def fork_exec(*_: Any) -> None:
@@ -79,7 +79,7 @@ def guard(folder: str) -> Callable[[str, tuple[Any, ...]], None]:
     """The audit hook of a process that may write in one folder only."""
 
     def is_inside(path: Any) -> bool:
-        if isinstance(path, int):  # a file that is open already
+        if isinstance(path, int):  # an open file
             return True
         whole = os.path.realpath(os.fsdecode(path))
         return whole in (folder, os.devnull) or whole.startswith(folder + os.sep)
@@ -88,7 +88,7 @@ def guard(folder: str) -> Callable[[str, tuple[Any, ...]], None]:
         if event == "open":
             path, mode, flags = args
             writes = isinstance(flags, int) and flags & WRITES
-            # a descriptor of a folder lets relative paths begin elsewhere
+            # relative paths may start at the descriptor of another folder
             if (writes or (mode is None and os.path.isdir(path))) and not is_inside(path):
                 raise PermissionError(f"no write outside the sandbox: {path!r}")
         elif event in CHANGES_PATHS:
@@ -104,7 +104,7 @@ def guard(folder: str) -> Callable[[str, tuple[Any, ...]], None]:
 
 
 def run(program: str, tests: str) -> None:
-    """Executes both in one module that is not `__main__`."""
+    """Executes program and tests in one module that is not `__main__`."""
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     exec(compile(program, "<program>", "exec"), module.__dict__)

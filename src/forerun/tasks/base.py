@@ -1,4 +1,4 @@
-"""The Task role: numbered examples, what a model is shown of them, and a checker."""
+"""The Task role: numbered examples with prompts and a checker."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import Any, Protocol, runtime_checkable
 
 from forerun.errors import ConfigError
 
-SPEAKERS = ("User: {}", "Assistant: {}")  # where a model has no chat template
-SPARE = 128  # tokens of the context that made-up answers leave
+SPEAKERS = ("User: {}", "Assistant: {}")  # for models without a chat template
+SPARE_TOKENS = 128  # of the context, not used by made-up answers
 
 
 @dataclass(frozen=True)
 class Example:
-    """One problem: what the model is shown, and what a right solution ends in."""
+    """One problem: prompt and reference answer."""
 
     id: str
-    prompt: str  # as a model without a chat template is shown it
+    prompt: str  # for a model without a chat template
     answer: str
     level: int = 0
     reference: str = ""
     category: str = ""
-    turns: tuple[str, ...] = ()  # user, model, ..., user; "" is an answer that is still to come
-    after: tuple[int, ...] = ()  # indices of the examples whose answers those are, in order
-    source: str = ""  # the problem as its file has it, without instructions of ours
+    turns: tuple[str, ...] = ()  # user, model, ..., user; "": an answer to be filled in
+    after: tuple[int, ...] = ()  # indices of the examples that give those answers, in order
+    source: str = ""  # the problem in its file, without added instructions
 
     @property
     def label(self) -> str:
-        """Category, or else level: by which reports group."""
+        """Category, or level if there is none; reports group by it."""
         return self.category or str(self.level)
 
 
 @runtime_checkable
 class Task(Protocol):
-    """Examples by index, always the same ones, and a score in [0, 1] for a written solution.
+    """Examples by index, always the same, and a score in [0, 1] for a text.
 
     A task may also have `is_pass_fail`, whether all scores are 0 or 1, and `stratum(example)`, the
-    category by which suites choose evenly.
+    category by which suites balance examples.
     """
 
     def __len__(self) -> int:
@@ -52,22 +52,19 @@ class Task(Protocol):
         ...
 
     def score(self, example: Example, text: str) -> float | None:
-        """1.0 where the text solves the example, 0.0 where not, between for partial credit.
-
-        None where nobody can say.
-        """
+        """1.0 if the text solves the example, otherwise 0.0, or a value between; None: no score."""
         ...
 
     def read(self, text: str) -> str | None:
-        """The final answer that a text states, for votes among samples; None where there is none.
+        """The final answer in a text, for votes among samples; None if there is none.
 
-        What is scored 1.0 is read as the example's `answer` in tasks that have such answers.
+        If the task has answers, a text with score 1.0 gives the example's `answer`.
         """
         ...
 
 
 class Generated(ABC):
-    """A task whose examples are drawn by our own code from a seed and an index."""
+    """A task that generates its examples from a seed and an index."""
 
     def __init__(self, *, seed: int = 0, size: int = 1000) -> None:
         if size < 1:
@@ -75,7 +72,7 @@ class Generated(ABC):
         self.seed, self.size = seed, size
 
     def __len__(self) -> int:
-        """Number of examples that indices may name."""
+        """Number of examples."""
         return self.size
 
     def example(self, i: int) -> Example:
@@ -89,7 +86,7 @@ class Generated(ABC):
 
     @abstractmethod
     def make(self, i: int, rng: random.Random) -> Example:
-        """The i-th example, all choices by `rng`; the id is set by the caller."""
+        """The i-th example, drawn with `rng`; the caller sets the id."""
 
     def read(self, text: str) -> str | None:
         """No final answer to vote on."""
@@ -97,10 +94,10 @@ class Generated(ABC):
 
 
 def prepare(example: Example, tokenizer: Any, answers: Sequence[str] = ()) -> Example:
-    """The example with the prompt that a model with this tokenizer is shown.
+    """The example with its prompt for this tokenizer.
 
-    Empty turns become `answers` in order, stripped. Turns are written in the tokenizer's chat
-    template where it has one; without one, and for an example without turns, the prompt is plain.
+    `answers`, stripped, replace empty turns in order. Turns use the tokenizer's chat template;
+    without one, and for an example without turns, the prompt is plain text.
     """
     if not example.turns:
         return example
@@ -113,17 +110,17 @@ def prepare(example: Example, tokenizer: Any, answers: Sequence[str] = ()) -> Ex
 
 
 def made_up_answers(example: Example, tokenizer: Any, context: int, longest: int) -> list[str]:
-    """One for every answer that a prepared example builds on, of its own words.
+    """An answer for every empty turn of a prepared example, made of the prompt's tokens.
 
-    Each of `longest` tokens, or what a context of so many has room for.
+    Each has `longest` tokens, or fewer if the context is too short.
     """
     ids, after = tokenizer.encode(example.prompt), len(example.after)
-    num = max(0, min(longest, (context - len(ids) - SPARE) // after))
+    num = max(0, min(longest, (context - len(ids) - SPARE_TOKENS) // after))
     return [tokenizer.decode((ids * (num // len(ids) + 1))[:num])] * after
 
 
 def plain_text(turns: Sequence[str]) -> str:
-    """A conversation without a template; a single turn is just its text and a line break."""
+    """A conversation without a template; a single turn is its text and a line break."""
     if len(turns) == 1:
         return turns[0] + "\n"
     lines = [SPEAKERS[i % 2].format(turn) for i, turn in enumerate(turns)]
@@ -131,9 +128,9 @@ def plain_text(turns: Sequence[str]) -> str:
 
 
 def chat_text(tokenizer: Any, turns: Sequence[str]) -> str:
-    """The text whose ids, as a plain prompt is encoded, are those of the chat template.
+    """A text that encodes to the ids of the chat template.
 
-    Templates write the first special token that encoding adds again; it is left out here.
+    Encoding adds the first special token, which the template also writes, so it is removed here.
     """
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]

@@ -1,8 +1,8 @@
-"""Code: small Python modules, the last function to be completed, or a name to be changed.
+"""Code: complete the last function of a small Python module, or rename a name in it.
 
-Score: 1.0 where the syntax trees agree, which counts other right ways to write a function as
-different; for completions else the share of lines that agree, for changes else 0. What a model
-wrote is never run. The embedded reasoner cannot do this, its scores mean nothing.
+Score: 1.0 if the syntax trees agree; otherwise the share of equal lines for completions, and 0 for
+renames. Other correct ways to write a function count as different. Code is never run. The embedded
+reasoner cannot do this; its scores mean nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 class CodeTask(Generated):
-    """Modules of `functions` functions each."""
+    """Modules with `functions` functions each."""
 
     def __init__(self, *, functions: int = 4, seed: int = 0, size: int = 1000) -> None:
         super().__init__(seed=seed, size=size)
@@ -31,19 +31,19 @@ class CodeTask(Generated):
         self.functions = functions
 
     def make(self, i: int, rng: random.Random) -> Example:
-        """Categories complete and edit in turn."""
+        """Categories alternate: complete, edit."""
         module = draw_module(rng, self.functions)
         return _edit(rng, module) if i % 2 else _complete(module)
 
     def score(self, example: Example, text: str) -> float:
-        """Agreement of the syntax trees, or for completions of the lines."""
+        """Agreement of the syntax trees; for completions also of the lines."""
         if example.category == "edit":
             return float(same(module_of(text), example.answer))
         body, start = body_of(text), head_of(example)
         if same(start + body, start + example.answer):
             return 1.0
         agree = similarity(body, example.answer, lambda code: code.strip().split("\n"))
-        return min(0.9, agree)  # same lines, other blocks
+        return min(0.9, agree)  # equal lines may still be indented differently
 
 
 def _complete(module: list[str]) -> Example:
@@ -71,7 +71,7 @@ def _edit(rng: random.Random, module: list[str]) -> Example:
 
 
 def head_of(example: Example) -> str:
-    """The line that begins the function to be completed."""
+    """The first line of the function to complete."""
     return example.prompt[example.prompt.rindex("def ") :].partition("\n")[0] + "\n"
 
 
@@ -85,14 +85,14 @@ def body_of(text: str) -> str:
     """The lines that complete a function: up to the first that is not indented."""
     code = module_of(text)
     lines = code.lstrip("\n").split("\n")
-    if lines and lines[0].startswith("def "):  # the whole function was written again
+    if lines and lines[0].startswith("def "):  # the answer repeats the first line
         lines = lines[1:]
     end = next((k for k, line in enumerate(lines) if line[:1].strip()), len(lines))
     return "\n".join(lines[:end]).rstrip() + "\n"
 
 
 def same(text: str, reference: str) -> bool:
-    """Whether both are Python with the same syntax tree, docstrings apart."""
+    """Whether both are Python with the same syntax tree, apart from docstrings."""
     tree = _tree(text)
     return tree is not None and tree == _tree(reference)
 

@@ -1,8 +1,8 @@
 """Conversations: earlier turns are given, the model writes the last answer.
 
-In `recall` the last question asks for something that was said at the beginning; in `edit` a plan is
-to be written again with one line changed. Score: whether the number is stated, or the share of the
-plan's words that agree in order. The embedded reasoner cannot do this, its scores mean nothing.
+In `recall` the last question asks for a number from the first turn; in `edit` the answer is a plan
+with one line changed. Score: 1.0 for the right number; the share of the plan's words that agree in
+order. The embedded reasoner cannot do this; its scores mean nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Day:
         )
 
     def change(self) -> str:
-        """Moves, hands on or replaces one entry; says what was changed."""
+        """Changes one entry; returns a sentence about the change."""
         line = self.rng.choice(self.lines)
         what = self.rng.randrange(1, 4)
         line[what] = self.rng.choice([x for x in CHOICES[what - 1] if x != line[what]])
@@ -69,7 +69,7 @@ class ConversationTask(Generated):
         self.exchanges, self.lines = exchanges, lines
 
     def make(self, i: int, rng: random.Random) -> Example:
-        """Categories recall and edit in turn."""
+        """Categories alternate: recall, edit."""
         kind = ("recall", "edit")[i % 2]
         turns, answer = (self._recall if i % 2 == 0 else self._edit)(rng)
         return Example(
@@ -77,13 +77,13 @@ class ConversationTask(Generated):
         )
 
     def score(self, example: Example, text: str) -> float:
-        """Whether the number is stated as a word, or how much of the plan agrees."""
+        """1.0 for the right number, or the share of the plan that agrees."""
         if example.category == "edit":
             return similarity(text, example.answer)
         return float(self.read(text) == example.answer)
 
     def read(self, text: str) -> str | None:
-        """The first number in the text that is no part of a time."""
+        """The first number in the text that is not part of a time."""
         match = _NUMBER.search(text)
         return match.group() if match else None
 

@@ -1,7 +1,7 @@
-"""Copying: a section of a document is to be repeated, as it is or with a name changed.
+"""Copying: repeat a section of a document, unchanged or with a name replaced.
 
-Score: share of the words that agree in order. The embedded reasoner cannot do this, its scores mean
-nothing; drafters that look back into the prompt are at their best here.
+Score: share of the words that agree in order. The embedded reasoner cannot do this; its scores mean
+nothing. Drafters that copy from the prompt work best here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CopyingTask(Generated):
         self.sections, self.sentences = sections, sentences
 
     def make(self, i: int, rng: random.Random) -> Example:
-        """Categories verbatim and rename in turn."""
+        """Categories alternate: verbatim, rename."""
         scene = Scene(rng, REPORT)
         parts = [scene.paragraph(self.sentences) for _ in range(self.sections)]
         k, kind = rng.randrange(self.sections), ("verbatim", "rename")[i % 2]

@@ -1,7 +1,8 @@
-"""Prompts from the user's own file: a text file is one prompt, JSON lines hold one each.
+"""Prompts from a file of the user: a text file is one prompt, JSON lines have one prompt each.
 
 A line is {"prompt": "..."} or {"turns": ["user", "model", "user"]}; it may also have an id, a
-category and an answer. A text that holds the answer scores 1.0; without one there is no score.
+category and an answer. A text that contains the answer scores 1.0; without an answer there is no
+score.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FIELDS = {"prompt": str, "turns": list, "id": str, "category": str, "answer": st
 
 
 class FileTask:
-    """The prompts of a file. Raises DataError naming the file and the line."""
+    """The prompts of a file. Raises DataError with file and line."""
 
     is_pass_fail = True
 
@@ -53,7 +54,7 @@ class FileTask:
         return self.examples[i]
 
     def score(self, example: Example, text: str) -> float | None:
-        """1.0 where the text holds the answer that the file gives; None where it gives none."""
+        """1.0 if the text contains the answer in the file; None if the file has none."""
         return float(example.answer in text) if example.answer else None
 
     def read(self, text: str) -> str | None:

@@ -1,6 +1,6 @@
 """GSM8K word problems from its `test.jsonl`: `gsm8k:PATH`.
 
-Score: whether the final number of the answer is the reference's.
+Score: 1.0 if the final number of the answer is that of the reference, otherwise 0.0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATED = re.compile(
     rf"(?:{MARK}|\\boxed\{{|answer(?: is)?:?)[\s*$]*(?:\\\w+\{{)?({NUMBER})", re.IGNORECASE
 )
 _NUMBER = re.compile(NUMBER)
-_NEXT_QUESTION = re.compile(r"\n\s*Question:")  # a base model goes on with another one
+_NEXT_QUESTION = re.compile(r"\n\s*Question:")  # base models continue with another question
 
 
 class Gsm8kTask(FromFile):
@@ -43,18 +43,18 @@ class Gsm8kTask(FromFile):
         return cls(text)
 
     def score(self, example: Example, text: str) -> float:
-        """1.0 where the final number is the reference's, else 0.0."""
+        """1.0 if the final number is that of the reference, otherwise 0.0."""
         return float(self.read(text) == example.answer)
 
     def read(self, text: str) -> str | None:
-        """The last number that is stated as the answer, else the last number."""
+        """The last number marked as the answer, otherwise the last number."""
         text = _NEXT_QUESTION.split(text, maxsplit=1)[0]
         found = _STATED.findall(text) or _NUMBER.findall(text)
         return canonical(found[-1]) if found else None
 
 
 def canonical(number: str) -> str | None:
-    """A number in one form: "1,200.50" and "$1200.5" are "1200.5"; None for what is none."""
+    """A number in one form: "1,200.50" and "$1200.5" give "1200.5"; None if it is not a number."""
     if not _NUMBER.fullmatch(number):
         return None
     value = Decimal(number.replace(",", "").replace("$", ""))

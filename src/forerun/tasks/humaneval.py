@@ -1,6 +1,6 @@
 """HumanEval from its `HumanEval.jsonl.gz`: `humaneval:PATH`. Runs the code that the model writes.
 
-Score: 1.0 where the function passes the file's tests in a sandbox, else 0.0.
+Score: 1.0 if the function passes the file's tests in a sandbox, otherwise 0.0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.errors import DataError
 
-from ._file_task import FromFile, once
+from ._file_task import FromFile, check_unique
 from ._lines import field, objects
 from ._python_answer import called, completed, defines, is_python
 from ._sandbox import check_supported, run_tests
@@ -35,7 +35,7 @@ class HumanEvalTask(FromFile):
         seen: set[str] = set()
         for where, value in objects(self.path):
             problem = _problem(where, value)
-            name = once(where, seen, "task_id", problem["task_id"])
+            name = check_unique(where, seen, "task_id", problem["task_id"])
             self.problems[name] = problem
         self.examples = [_example(problem) for problem in self.problems.values()]
 
@@ -45,7 +45,7 @@ class HumanEvalTask(FromFile):
         return cls(text)
 
     def score(self, example: Example, text: str) -> float:
-        """1.0 where the tests pass, else 0.0."""
+        """1.0 if the tests pass, otherwise 0.0."""
         problem = self.problems[example.id]
         name, tests = problem["entry_point"], problem["test"]
         program = completed(problem["prompt"], name, text, called(tests))

@@ -1,7 +1,7 @@
-"""JSON extraction: a paragraph states facts, the answer is a JSON object of a given schema.
+"""JSON extraction: turn the facts of a paragraph into a JSON object with a given schema.
 
-Records are drawn from a seed: vacancies, orders, events and flats in turn. Score: share of fields
-that are right in value and type; 0.0 where the answer holds no valid JSON object.
+Records are drawn from a seed; they alternate between vacancies, orders, events and flats. Score:
+share of fields with the right value and type; 0.0 without a valid JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARTICLES = ("a ", "an ", "the ")
 
 
 class JsonExtractionTask(Generated):
-    """Texts of four kinds in turn, eight or nine fields each."""
+    """Texts of four alternating kinds, with eight or nine fields each."""
 
     def make(self, i: int, rng: random.Random) -> Example:
         """The category is the kind of text."""
@@ -58,7 +58,7 @@ class JsonExtractionTask(Generated):
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """The first JSON object in a text; None if it is not valid or has a key twice."""
+    """The first JSON object in a text; None if it is invalid or repeats a key."""
     start = text.find("{")
     if start < 0:
         return None
@@ -71,7 +71,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def is_same(found: Any, wanted: Any) -> bool:
-    """Whether two values agree: texts up to case, spaces and an article, lists in any order."""
+    """Whether two values agree; ignores case, spaces and articles of texts, and order of lists."""
     if isinstance(wanted, list):
         if not isinstance(found, list) or len(found) != len(wanted):
             return False

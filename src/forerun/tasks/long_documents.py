@@ -1,8 +1,8 @@
 """Long documents from a book: `long_documents:PATH` or `long_documents:PATH:CHARACTERS`.
 
-An excerpt is followed by a question. In turn: find the number in a note that was planted in it,
-copy the sentence with a given beginning, summarise it. Score: 1.0 for the right number, the share
-of words that agree for the sentence, none for a summary.
+A question follows an excerpt. Questions alternate: find the number in an inserted note, copy the
+sentence with a given beginning, summarise. Score: 1.0 for the right number; the share of words that
+agree for the sentence; none for a summary.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from forerun.errors import ConfigError, DataError
 
-from ._file_task import FromFile, divided
+from ._file_task import FromFile, split_part
 from ._lines import read_text
 from ._prose import similarity
 from .base import Example, plain_text
 
-CHARACTERS = 8000  # of an excerpt, some 2000 tokens
+CHARACTERS = 8000  # of an excerpt, about 2000 tokens
 MIN_CHARACTERS = 1000
 THINGS = ("silver clock", "grey mare", "oak chest", "fishing boat", "brass lamp", "stone barn")
 NAMES = ("Tobias Fenn", "Martha Lowe", "Silas Crane", "Agnes Pike", "Edmund Rusk", "Judith Marsh")
@@ -35,39 +35,39 @@ COPY = (
 SUMMARISE = "Summarise this text in about 100 words."
 FRAME = "Here is a part of a book.\n\n{excerpt}\n\n{question}"
 KINDS = ("find", "copy", "summarise")
-START_WORDS = 5  # of a sentence that is to be copied
-SENTENCE_WORDS = range(12, 41)  # how long it may be
+START_WORDS = 5  # first words of the sentence to copy, given in the question
+SENTENCE_WORDS = range(12, 41)  # allowed length of that sentence
 _HEADER = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG[^*]{0,200}\*\*\*")
 _FOOTER = re.compile(
     r"\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg"
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’']?\s+(?=[\"“‘A-Z])")
-_ABBREVIATED = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Rev|Col|[A-Z])\.$")  # ends no sentence
+_ABBREVIATED = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Rev|Col|[A-Z])\.$")  # not the end of a sentence
 _NUMBER = re.compile(r"\d[\d,]*")
 
 
 class LongDocumentsTask(FromFile):
-    """Excerpts one after the other, none of which share text."""
+    """Consecutive excerpts that do not overlap."""
 
     def __init__(self, path: str | Path, characters: int = CHARACTERS) -> None:
         super().__init__(path)
         if characters < MIN_CHARACTERS:
             raise ConfigError(
-                f"long_documents takes excerpts of {MIN_CHARACTERS} characters or more, got "
+                f"excerpts of long_documents must have at least {MIN_CHARACTERS} characters, got "
                 f"{characters}"
             )
         found = excerpts(paragraphs(read_text(self.path)), characters)
         if not found:
             raise DataError(
-                f"{self.path} has no excerpt of {characters} characters; name a longer text, or "
-                f"fewer characters as long_documents:{self.path}:{MIN_CHARACTERS}"
+                f"{self.path} has no excerpt of {characters} characters; give a longer text, or "
+                f"fewer characters, e.g. long_documents:{self.path}:{MIN_CHARACTERS}"
             )
         self.examples = [_example(self.path.name, i, excerpt) for i, excerpt in enumerate(found)]
 
     @classmethod
     def of_path(cls, text: str) -> LongDocumentsTask:
         """The task of the text after `long_documents:`."""
-        path, characters = divided(text)
+        path, characters = split_part(text)
         if characters and not characters.isdecimal():
             raise ConfigError(
                 f"long_documents:PATH:CHARACTERS takes a whole number of characters, got "
@@ -76,7 +76,7 @@ class LongDocumentsTask(FromFile):
         return cls(path, int(characters or CHARACTERS))
 
     def score(self, example: Example, text: str) -> float | None:
-        """By the kind of question; None for summaries."""
+        """The score of the question's kind; None for summaries."""
         if example.category == "find":
             found = _NUMBER.search(text)
             return float(found is not None and found.group().replace(",", "") == example.answer)
@@ -84,7 +84,7 @@ class LongDocumentsTask(FromFile):
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a book, each on one line; headings and Gutenberg's own text left out."""
+    """The paragraphs of a book, one line each, without headings and the text of Gutenberg."""
     if start := _HEADER.search(text):
         text = text[start.end() :]
     if end := _FOOTER.search(text):
@@ -94,9 +94,9 @@ def paragraphs(text: str) -> list[str]:
 
 
 def excerpts(parts: list[str], characters: int) -> list[str]:
-    """Runs of whole paragraphs of at most so many characters; the last, incomplete one is left out.
+    """Runs of whole paragraphs of at most so many characters.
 
-    A paragraph that is longer than that is left out, too.
+    Drops the last, incomplete run and paragraphs that are too long.
     """
     found: list[str] = []
     current: list[str] = []
@@ -135,7 +135,7 @@ def _example(name: str, i: int, excerpt: str) -> Example:
 
 
 def _planted(rng: random.Random, excerpt: str) -> tuple[str, str, str]:
-    """An excerpt with a note after one of its paragraphs, the question, and the number."""
+    """The excerpt with a note inserted after a paragraph, the question, and the number."""
     thing, name, price = rng.choice(THINGS), rng.choice(NAMES), str(rng.randint(1000, 9999))
     parts = excerpt.split("\n\n")
     parts.insert(rng.randint(1, len(parts)), NOTE.format(thing=thing, name=name, price=price))
@@ -143,7 +143,7 @@ def _planted(rng: random.Random, excerpt: str) -> tuple[str, str, str]:
 
 
 def _sentence(rng: random.Random, excerpt: str) -> str:
-    """A sentence of the excerpt with a beginning that no other has; "" where there is none."""
+    """A sentence of the excerpt with a unique beginning; "" if there is none."""
     sentences = [s for part in excerpt.split("\n\n") for s in _SENTENCE_END.split(part)]
     starts = [" ".join(s.split()[:START_WORDS]) for s in sentences]
     able = [

@@ -1,7 +1,7 @@
 """MBPP from its `mbpp.jsonl`: `mbpp:PATH` or `mbpp:PATH:SPLIT`. Runs code that the model writes.
 
-Score: 1.0 where the function passes the file's tests in a sandbox, else 0.0. Without a split, the
-problems are those of the published test split.
+Score: 1.0 if the function passes the file's tests in a sandbox, otherwise 0.0. The default is the
+published test split.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.errors import DataError, UnknownName
 
-from ._file_task import FromFile, divided, once
+from ._file_task import FromFile, check_unique, split_part
 from ._lines import encoded, field, objects, texts
 from ._python_answer import called, is_python, program
 from ._sandbox import check_supported, run_tests
@@ -45,7 +45,7 @@ class MbppTask(FromFile):
         seen: set[str] = set()
         for where, value in objects(self.path):
             example, tests = _example(where, value)
-            once(where, seen, "task_id", example.id)
+            check_unique(where, seen, "task_id", example.id)
             if value["task_id"] in SPLITS[split]:
                 self.examples.append(example)
                 self.tests[example.id], self.names[example.id] = tests, called(tests)
@@ -53,23 +53,23 @@ class MbppTask(FromFile):
             ids = SPLITS[split]
             raise DataError(
                 f"{self.path} has no problem of the split {split!r} (task_id {ids[0]} to "
-                f"{ids[-1]}); name another one, as mbpp:PATH:train"
+                f"{ids[-1]}); give another split, e.g. mbpp:PATH:train"
             )
 
     @classmethod
     def of_path(cls, text: str) -> MbppTask:
         """The task of the text after `mbpp:`."""
-        path, split = divided(text)
+        path, split = split_part(text)
         return cls(path, split or "test")
 
     def score(self, example: Example, text: str) -> float:
-        """1.0 where the tests pass, else 0.0."""
+        """1.0 if the tests pass, otherwise 0.0."""
         code = program(text, self.names[example.id])
         return float(run_tests(code, self.tests[example.id]).passed)
 
 
 def _example(where: str, value: dict[str, Any]) -> tuple[Example, str]:
-    """The example of a line, and its tests with what has to run before them."""
+    """The example of a line, and its tests with their setup code."""
     number = value.get("task_id")
     if isinstance(number, bool) or not isinstance(number, int):
         raise DataError(f"{where}: task_id must be a whole number, got {number!r}")

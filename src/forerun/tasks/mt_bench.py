@@ -1,7 +1,7 @@
 """MT-Bench from its `question.jsonl`: `mt_bench:PATH` or `mt_bench:PATH:CATEGORY`.
 
-Both turns are examples. The second turn is shown the answer to the first one, as in `spec_bench`.
-There is no score: MT-Bench has its answers judged by another model.
+Both turns are examples; the prompt of the second turn has the answer to the first, as in
+`spec_bench`. There is no score: MT-Bench uses another model as judge.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forerun.errors import DataError
 
-from ._file_task import divided
+from ._file_task import split_part
 from .base import Example
 from .spec_bench import MT_CATEGORIES, SpecBenchTask
 
@@ -28,15 +28,15 @@ class MtBenchTask(SpecBenchTask):
                 raise DataError(f"{where} must have {TURNS} turns, has {len(question.turns)}")
             if question.category not in MT_CATEGORIES:
                 raise DataError(
-                    f"{where} has category {question.category!r}, which MT-Bench lacks; "
-                    f"spec_bench:{self.path} takes any category"
+                    f"{where} has category {question.category!r}, which MT-Bench lacks; use "
+                    f"spec_bench:{self.path} for other categories"
                 )
 
     @classmethod
     def of_path(cls, text: str) -> MtBenchTask:
         """The task of the text after `mt_bench:`."""
-        return cls(*divided(text))
+        return cls(*split_part(text))
 
     def stratum(self, example: Example) -> str:
-        """The category; suites take as many questions of each."""
+        """The category; suites use equally many questions of each."""
         return example.category

@@ -1,9 +1,8 @@
-"""Long contexts: one line among filler tells a number, and the question asks for it.
+"""Needle in a haystack: find the number in one line of a long text.
 
-Lengths are in characters, because tokens differ between tokenizers: a token is 3 to 5 characters
-for most models, 2 for the embedded reasoner. Other lines tell other numbers. Score: whether the
-first number of five digits in the answer is the right one. The embedded reasoner cannot do this,
-its scores mean nothing.
+Lengths are in characters, because tokenizers differ: a token has 3 to 5 characters for most models,
+2 for the embedded reasoner. Other lines have other numbers. Score: 1.0 if the first number of five
+digits in the answer is right. The embedded reasoner cannot do this; its scores mean nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from ._prose import PLACES, REPORT, Scene
 from .base import Example, Generated, plain_text
 
 LENGTHS = (1000, 4000, 16000, 64000)
-LEAST = 600
+MIN_CHARACTERS = 600
 _NUMBER = re.compile(r"(?<![\d,.])\d{5}(?![\d,.]\d|\d)")
 
 
 class NeedlesTask(Generated):
-    """Prompts of the given lengths in turn, to within a sentence; the line lies at any depth."""
+    """Prompts with alternating lengths, exact to a sentence; the line is at a random depth."""
 
     is_pass_fail = True
 
@@ -35,11 +34,13 @@ class NeedlesTask(Generated):
         size: int = 1000,
     ) -> None:
         super().__init__(seed=seed, size=size)
-        if not lengths or min(lengths) < LEAST:
-            raise ConfigError(f"lengths must be at least {LEAST} characters, got {lengths}")
+        if not lengths or min(lengths) < MIN_CHARACTERS:
+            raise ConfigError(
+                f"lengths must be at least {MIN_CHARACTERS} characters, got {lengths}"
+            )
         if not 0 <= others < len(PLACES):
             raise ConfigError(f"others must be 0 to {len(PLACES) - 1}, got {others}")
-        if 100 * others > min(lengths) - LEAST // 2:
+        if 100 * others > min(lengths) - MIN_CHARACTERS // 2:
             raise ConfigError(f"{others} other lines do not fit into {min(lengths)} characters")
         self.lengths, self.others = lengths, others
 
@@ -67,7 +68,7 @@ class NeedlesTask(Generated):
         )
 
     def score(self, example: Example, text: str) -> float:
-        """1.0 where the first number of five digits is the right one."""
+        """1.0 if the first number of five digits is right."""
         return float(self.read(text) == example.answer)
 
     def read(self, text: str) -> str | None:

@@ -22,7 +22,7 @@ _ANSWER = re.compile(r"^Answer: (-?\d+)[ \t]*$", re.MULTILINE)
 
 
 class ReasoningTask:
-    """Word problems of levels 1 to 6, decided by split, seed and index."""
+    """Word problems of levels 1 to 6, determined by split, seed and index."""
 
     is_pass_fail = True
 
@@ -44,11 +44,11 @@ class ReasoningTask:
         self.split, self.levels, self.seed, self.size = split, tuple(levels), seed, size
 
     def __len__(self) -> int:
-        """Number of examples that indices may name."""
+        """Number of examples."""
         return self.size
 
     def example(self, i: int) -> Example:
-        """The i-th problem; levels take turns."""
+        """The i-th problem; levels alternate."""
         if not 0 <= i < self.size:
             raise IndexError(f"example {i} of a task of {self.size}")
         level = self.levels[i % len(self.levels)]
@@ -69,7 +69,7 @@ class ReasoningTask:
         return write_solution(story, self._rng(i, f"solution{variant}"))
 
     def score(self, example: Example, text: str) -> float:
-        """1.0 where the last answer line of the text is the example's answer, else 0.0."""
+        """1.0 if the last answer line of the text is the example's answer, otherwise 0.0."""
         return float(read_answer(text) == example.answer)
 
     def read(self, text: str) -> str | None:
@@ -82,7 +82,7 @@ class ReasoningTask:
 
 
 def build(rng: random.Random, level: int) -> Story:
-    """A story of the level with a question that takes as many steps as the level asks for."""
+    """A story with a question that takes as many steps as the level requires."""
     shape = LEVELS[level]
     while True:
         story = _start(rng, shape)
@@ -100,11 +100,11 @@ def _start(rng: random.Random, shape: Shape) -> Story:
 
 
 def prompt(story: Story) -> str:
-    """The problem as the model is shown it; the last line break is a token of its own."""
+    """The prompt of a problem; the last line break is a separate token."""
     return PROBLEM.format(text=" ".join([*story.facts, *story.events, story.question]))
 
 
 def read_answer(text: str) -> str | None:
-    """The number on the last `Answer: N` line, without leading zeros; None where there is none."""
+    """The number on the last `Answer: N` line, without leading zeros; None if there is none."""
     found = _ANSWER.findall(text)
     return str(int(found[-1])) if found else None

@@ -1,7 +1,7 @@
 """Spec-Bench questions from a `question.jsonl`: `spec_bench:PATH` or `spec_bench:PATH:CATEGORY`.
 
-Every turn is an example of its own, and a later turn is shown the answers to the earlier ones.
-There is no score: what is measured is speed (`forerun.bench.spec_bench` does its accounting).
+Every turn is an example; the prompt of a later turn has the answers to the earlier ones. There is
+no score: the benchmark measures speed (see `forerun.bench.spec_bench`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.errors import DataError, UnknownName
 
-from ._file_task import divided
+from ._file_task import split_part
 from ._lines import check, encoded, objects, texts
 from .base import Example, plain_text
 
@@ -38,14 +38,14 @@ class SpecBenchTask:
     @classmethod
     def of_path(cls, text: str) -> SpecBenchTask:
         """The task of the text after `spec_bench:`."""
-        return cls(*divided(text))
+        return cls(*split_part(text))
 
     def __len__(self) -> int:
         """Number of turns of all questions."""
         return len(self.turns)
 
     def example(self, i: int) -> Example:
-        """The i-th turn, its question's earlier answers left empty."""
+        """The i-th turn, with empty answers to the earlier turns."""
         if not 0 <= i < len(self.turns):
             raise IndexError(f"turn {i} of {self.path}, which has {len(self.turns)}")
         question, turn = self.turns[i]
@@ -63,11 +63,11 @@ class SpecBenchTask:
         )
 
     def stratum(self, example: Example) -> str:
-        """The group that Spec-Bench publishes; suites take as many questions of each."""
+        """The group in Spec-Bench's results; suites use equally many questions of each."""
         return MT_BENCH if example.category in MT_CATEGORIES else example.category
 
     def score(self, example: Example, text: str) -> None:
-        """Spec-Bench judges no answers."""
+        """None: Spec-Bench does not score answers."""
         return None
 
     def read(self, text: str) -> None:
@@ -96,7 +96,7 @@ class Question:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a file, in order. Raises DataError naming file and line."""
+    """The questions of a file, in order. Raises DataError with file and line."""
     found: dict[int | str, Question] = {}
     for where, value in objects(path):
         question = _question(where, value)
@@ -107,7 +107,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def question_id(where: str, value: dict[str, Any]) -> int | str:
-    """What a line of a file of questions or of answers calls its question. Raises DataError."""
+    """The question id on a line of a question or answer file. Raises DataError."""
     name = value.get("question_id")
     if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
         raise DataError(f"{where}: question_id must be a number or a text, got {name!r}")

@@ -1,6 +1,6 @@
-"""Story text: the beginning of a story, to be continued freely.
+"""Story: continue the beginning of a story.
 
-There is no right continuation, so no score: the task is for timing and acceptance on open text.
+There is no score. The task measures speed and acceptance on open text.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ class StoryTask(Generated):
         return Example("", text, "", category="story", turns=turns)
 
     def score(self, example: Example, text: str) -> None:
-        """Nobody can say."""
+        """None: open text has no score."""
         return None

@@ -1,6 +1,6 @@
-"""Extractive summaries: what stands at marked places of a report is to be listed.
+"""Extractive summaries: list the marked sentences of a report.
 
-Score: share of the sentences found word for word. The embedded reasoner cannot do this, its scores
+Score: share of the sentences found word for word. The embedded reasoner cannot do this; its scores
 mean nothing.
 """
 
@@ -24,7 +24,7 @@ class SummarisingTask(Generated):
         self.paragraphs = paragraphs
 
     def make(self, i: int, rng: random.Random) -> Example:
-        """Categories leads and decisions in turn."""
+        """Categories alternate: leads, decisions."""
         kind = ("leads", "decisions")[i % 2]
         document, wanted, task = (_leads if i % 2 == 0 else _decisions)(rng, self.paragraphs)
         answer = "\n".join(wanted)
@@ -32,7 +32,7 @@ class SummarisingTask(Generated):
         return Example("", plain_text(turns), answer, reference=answer, category=kind, turns=turns)
 
     def score(self, example: Example, text: str) -> float:
-        """Share of the wanted sentences that the text holds."""
+        """Share of the wanted sentences in the text."""
         return found(text, example.answer.split("\n"))
 
 

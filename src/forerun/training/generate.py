@@ -47,10 +47,10 @@ def generate_records(
     sampling: Sampling,
     *,
     seed: int = 0,
-    batch: int = registry.BATCH,
+    batch: int = registry.DEFAULT_BATCH,
     top_k: int = 0,
     features: bool = False,
-    drafter: str = registry.DRAFTER,
+    drafter: str = registry.DEFAULT_DRAFTER,
     watch: Watch = silent,
 ) -> None:
     """Writes the records of all prompts that the folder does not hold yet.

@@ -47,7 +47,7 @@ class Reflective(Verifier):
         *,
         weight: float = 0.3,
         template: str = TEMPLATE,
-        rule: str = registry.VERIFIER,
+        rule: str = registry.DEFAULT_VERIFIER,
         fusion: str = "logit",
         leaves: int = 4,
         tokenizer: Tokenizer | None = None,

@@ -84,8 +84,8 @@ def _rounds(
 ) -> list[float]:
     """Seconds of rounds of the engine loop without their passes."""
     controller, length = _FirstSequences(), _length(target)
-    drafter = registry.make("drafter", registry.BRANCHING)
-    verifier = registry.make("verifier", registry.VERIFIER)
+    drafter = registry.make("drafter", registry.TREE_DRAFTER)
+    verifier = registry.make("verifier", registry.DEFAULT_VERIFIER)
     last = deque[Step](maxlen=1)
     safe = SafeDrafter(drafter)
     engine = Engine(target, safe, verifier, controller, listeners=[last.append], max_seqs=seqs)

@@ -1,4 +1,4 @@
-"""Passes over few rows on a GPU as CUDA graphs: whether they are used, and what they cannot run."""
+"""Forward passes over few rows as CUDA graphs: the switch, and the models they support."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:  # the command line reads the switch before it imports torch
 
     from forerun.models.transformer import DecoderConfig
 
-MAX_HEAD_DIM = 128  # larger heads take more shared memory than most GPUs have
-MIN_CAPABILITY = (8, 0)  # compute capability: what the kernels compile for
+MAX_HEAD_DIM = 128  # larger heads need more shared memory than most GPUs have
+MIN_CAPABILITY = (8, 0)  # compute capability that the kernels need
 _is_on = True
 
 
 def use_graphs(on: bool) -> None:
-    """Turns CUDA graphs on (the default) or off for models that are loaded from now on."""
+    """Turns CUDA graphs on (the default) or off for models loaded later."""
     global _is_on
     _is_on = on
 
@@ -27,7 +27,7 @@ def uses_graphs() -> bool:
 
 
 def why_not(device: torch.device) -> str:
-    """The reason why no model on a device runs on CUDA graphs; empty if models may."""
+    """Why CUDA graphs cannot run on a device; empty if they can."""
     import torch
 
     if not _is_on:
@@ -40,7 +40,7 @@ def why_not(device: torch.device) -> str:
 
 
 def lacking(config: DecoderConfig) -> str:
-    """The reason why no graph can run a decoder; empty if one can."""
+    """Why CUDA graphs cannot run a decoder; empty if they can."""
     from forerun.runner.gpu.layout import MOST_OWN, power_of_two
 
     if config.moe is not None:

@@ -1,8 +1,8 @@
-"""What a graph records: a pass of fixed shapes with all its numbers in one array.
+"""Bodies of CUDA graphs: a pass of fixed shapes with all its inputs in one array.
 
-`OneRow` and `FewRows` run decoders of the llama family, the first on our own products, the second
-on torch's; `Body` runs any other, with nothing of ours but attention. Rows beyond those that a pass
-has are computed too, and mean nothing.
+`OneRow` and `FewRows` run decoders of the llama family: the first with Triton matrix products, the
+second with torch's. `Body` runs other decoders with torch layers and Triton attention. Padding rows
+are computed too; their results are ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from forerun.models.transformer import Layer, Transformer
     from forerun.runner.kv_cache import Cache
 
-CELLS = 64  # that attention looks at together
-PROGRAMS, MOST_SPLITS = 132, 8  # of attention: as many as a large GPU runs at once
-TALL = 64  # rows of a tile, times the query heads of a key head
-BLOCK = 1024  # numbers of a gate that a program computes
-WIDE = 4096  # numbers of a product that is cut as one of a large model
+CELLS = 64  # cells per block of attention
+PROGRAMS, MOST_SPLITS = 132, 8  # of attention: as many programs as a large GPU runs at once
+TALL = 64  # rows of a tile times query heads per key head
+BLOCK = 1024  # elements of a gate per program
+WIDE = 4096  # inner size from which a product is split like one of a large model
 
 
 def body(model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> Body:
-    """The one for a model and a shape."""
+    """The body for a model and a shape."""
     c = model.config
     is_llama = (c.norm, c.norms, c.qk_norm, c.is_gated) == ("rms", "pre", "", True)
     is_llama = is_llama and c.embed_scale is None and c.logit_softcap is None
@@ -42,7 +42,7 @@ def body(model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> B
 
 
 class Attention:
-    """Attention of one pass: every row sees its prefix and ancestors."""
+    """Attention of one pass: every row attends to its prefix and ancestors."""
 
     def __init__(self, model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> None:
         c, self.shape, self.described = model.config, shape, described
@@ -57,7 +57,7 @@ class Attention:
         self.states = torch.zeros(parts * 2, device=model.device)
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """[R, H + 2 KV, D], rotated, to [R, H D]: what torch's layers call."""
+        """[R, H + 2 KV, D], rotated, to [R, H D]; called by torch's layers."""
         kernels.write_cells[self.shape.rows, 2 * self.kv_heads](
             qkv, self.described, self.cells[layer], self.shape.rows, self.num_heads, self.kv_heads,
             *self.strides, D=self.dim,
@@ -89,14 +89,14 @@ class Attention:
 
 
 class Body:
-    """Torch's layers around our attention."""
+    """Torch layers with Triton attention."""
 
     def __init__(self, model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> None:
         self.model, self.shape, self.described = model, shape, described
         self.attention = Attention(model, cache, shape, described)
         self.ids = described[HEAD : HEAD + shape.rows]
         self.positions = described[HEAD + shape.rows : HEAD + 2 * shape.rows]
-        # no graph sees the tables of rope move
+        # a graph needs fixed addresses of the rope tables
         self.top = min(cache.max_cells, model.config.context) - 1
         tables = [rope.reach(self.top + 1) for rope in model.ropes]
         self.rope = tables[0] if tables else None
@@ -108,7 +108,7 @@ class Body:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers that persist."""
+        """Bytes of the persistent buffers."""
         parts = [*vars(self).values(), *vars(self.attention).values()]
         shared = {id(part) for part in (self.rope, self.attention.cells)}
         own = {id(part): part.nbytes for part in parts if isinstance(part, Tensor)}
@@ -116,7 +116,7 @@ class Body:
 
 
 class FewRows(Body):
-    """Torch's products; one kernel of ours between any two of them."""
+    """Torch matrix products with one Triton kernel between two of them."""
 
     def __init__(self, model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> None:
         super().__init__(model, cache, shape, described)
@@ -175,7 +175,7 @@ class FewRows(Body):
 
 
 class OneRow(FewRows):
-    """Six kernels a layer: norms, rope, gates and sums are parts of the products."""
+    """Six kernels per layer: norms, rope, gates and sums are fused into the products."""
 
     def __init__(self, model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> None:
         super().__init__(model, cache, shape, described)
@@ -218,7 +218,7 @@ class OneRow(FewRows):
         *,
         adds: bool = False,
     ) -> None:
-        """y = linear(x), of the normed row if there is a norm; y += linear(x) with `adds`."""
+        """y = linear(x), or y += linear(x) with `adds`; x is normed first if there is a norm."""
         num, inner = linear.shape
         num //= 2 if act else 1
         cut = cut_of(num, inner, is_two=bool(act))
@@ -231,8 +231,7 @@ class OneRow(FewRows):
 
 
 class Cut(NamedTuple):
-    """How a product of one row is cut: rows of the weight and numbers of each that a program reads
-    at once."""
+    """Blocking of a product of one row: rows of the weight, and elements per row, per program."""
 
     rows: int
     inner: int
@@ -240,8 +239,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(num: int, inner: int, *, is_two: bool) -> Cut:
-    """How a product with weights [num, inner], or with two of them, is cut: as was fastest on an
-    H200."""
+    """Blocking of a product with one or two weights [num, inner]; tuned on an H200."""
     most = power_of_two(inner)
     if is_two:
         return Cut(4, min(1024, most), 2) if num >= WIDE else Cut(2, min(512, most), 2)
@@ -255,5 +253,5 @@ def launch(has_pdl: bool, warps: int) -> dict[str, Any]:
 
 
 def can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may begin before the one ahead of it has ended: Hopper and later."""
+    """Whether a kernel may start before the previous one has ended: Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,7 +1,7 @@
-"""Runs passes over few rows as CUDA graphs: one launch instead of some hundred.
+"""Runs passes over few rows as CUDA graphs: one launch instead of hundreds.
 
-A pass is described by one array (`layout.py`), so a graph serves every pass of its shape. Long
-passes, as those over prompts, and those that feed mixes of tokens go to torch.
+One array (`layout.py`) describes a pass, so a graph serves every pass of its shape. Long passes,
+e.g. over prompts, and passes with soft inputs run on torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from forerun.runner.forward_batch import Work
     from forerun.runner.kv_cache import Cache
 
-HOST = 1 << 20  # bytes of fp32 logits up to which they come to the host, and are verified there
-ROUNDING = 0.1  # of a row's norm; half precisions differ by .02, mistakes by 1
-ONE_AT_A_TIME = Lock()  # graphs of one process that are recorded
+HOST = 1 << 20  # bytes of fp32 logits up to which they are copied to the host for verification
+ROUNDING = 0.1  # of a row's norm; half precisions differ by 0.02, errors by 1
+ONE_AT_A_TIME = Lock()  # for recording graphs
 BOTH = frozenset({"hidden", "logits"})
 Found = tuple[Tensor, Tensor]  # hidden rows [R, d] and logits [R, V]
 
@@ -41,11 +41,11 @@ class Recorded:
 
     described: Tensor  # the array of the next pass
     body: Body  # the graph holds addresses of its buffers
-    graph: torch.cuda.CUDAGraph | None = None  # None where it is run as it is
-    found: Found | None = None  # what the graph leaves
+    graph: torch.cuda.CUDAGraph | None = None  # None: run without a graph
+    found: Found | None = None  # output of the graph
 
     def run(self) -> Found:
-        """Computes what is described."""
+        """Runs the described pass."""
         if self.graph is None or self.found is None:
             return self.body()
         self.graph.replay()
@@ -53,13 +53,13 @@ class Recorded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers, and of what the graph leaves."""
+        """Bytes of buffers and outputs."""
         return self.body.nbytes + sum(part.nbytes for part in self.found or ())
 
 
 @dataclass
 class Graphs:
-    """What is recorded of passes on the cells at some address, with memory that all share."""
+    """Recorded passes for cells at one address, with shared memory."""
 
     place: tuple[int, ...]  # address and size of the cells
     shapes: dict[Shape, Recorded] = field(default_factory=dict)
@@ -69,8 +69,8 @@ class Graphs:
 class GraphDecoder:
     """Runs packed rows of all sequences through a decoder on a GPU.
 
-    When a shape is new, torch computes the same pass, and its result counts. If they differ by more
-    than rounding, or anything fails, all passes are torch's from then on, and it is said once.
+    For a new shape torch computes the same pass, and its result is used. If the results differ by
+    more than rounding, or anything fails, all later passes run on torch, with one log message.
     """
 
     gives = frozenset({"hidden", "probes", "embeddings"})
@@ -83,14 +83,14 @@ class GraphDecoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of masks, and of what passes of recorded shapes work in."""
+        """Bytes of masks and of the buffers of recorded passes."""
         found = (one for graphs in self._graphs.values() for one in graphs.shapes.values())
         return self.torch.nbytes + sum(one.nbytes for one in found)
 
     def __call__(
         self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
     ) -> tuple[Tensor, Tensor | np.ndarray]:
-        """As `TorchDecoder`; small logits come as fp32 on the host, valid once `wait` returns."""
+        """Like `TorchDecoder`; small logits are fp32 on the host, valid after `wait`."""
         place = self.model.device
         with torch.inference_mode(), torch.cuda.device(place if place.type == "cuda" else -1):
             shapes = self._shapes(cache)  # drops graphs of cells that have moved
@@ -104,7 +104,7 @@ class GraphDecoder:
             return self._wanted(shapes[shape], shape, given, len(rows.logits), needs)
 
     def _shapes(self, cache: Cache) -> dict[Shape, Recorded]:
-        """What is recorded for a cache; nothing once its cells have moved."""
+        """Recorded passes for a cache; none after its cells have moved."""
         place = cache.address, *cache.size
         graphs = self._graphs.get(cache)
         if graphs is None or graphs.place != place:
@@ -114,7 +114,7 @@ class GraphDecoder:
     def _described(
         self, works: Many[Work], cache: Cache, shape: Shape
     ) -> tuple[Packed, np.ndarray]:
-        """The rows of a pass, and its array. Raises IndexError for ids without an embedding."""
+        """The rows of a pass and its array. Raises IndexError for ids without an embedding."""
         (slots, cells), vocab = cache.strides[1:3], self.model.config.vocab_size
         rows = packed(works, (slots, cells), vocab, 1)
         if rows.wrong >= 0:
@@ -125,7 +125,7 @@ class GraphDecoder:
     def _wanted(
         self, one: Recorded, shape: Shape, given: np.ndarray, num: int, needs: frozenset[str]
     ) -> tuple[Tensor, Tensor | np.ndarray]:
-        """Hidden rows, if needed, and logits of the `num` wanted rows, which outlive the pass."""
+        """Copies of hidden rows, if needed, and of logits of the `num` wanted rows."""
         hidden, logits = one.run()
         first = HEAD + (PER_ROW - 1) * shape.rows
         wanted = one.described[first : first + num]
@@ -136,18 +136,18 @@ class GraphDecoder:
         return hidden, self._to_host(logits.float())
 
     def refresh(self) -> None:
-        """The weights have changed, and perhaps their addresses: shapes are recorded again."""
+        """Drops recorded passes after a weight update, which may change addresses."""
         self.wait()
         self._graphs.clear()
 
     def wait(self) -> None:
-        """Until the logits of the last pass are on the host."""
+        """Waits until the logits of the last pass are on the host."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
 
     def _to_host(self, logits: Tensor) -> np.ndarray:
-        """A copy that is under way: memory of its own, which the next pass leaves as it is."""
+        """Starts a copy to new memory, which the next pass does not overwrite."""
         if not logits.is_cuda:
             return logits.clone().numpy()
         host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
@@ -159,16 +159,16 @@ class GraphDecoder:
     def _first(
         self, works: Many[Work], cache: Cache, shape: Shape, needs: frozenset[str]
     ) -> tuple[Tensor, Tensor]:
-        """A pass of a new shape by torch, and whether ours says the same: only then it is kept."""
+        """Runs a pass of a new shape on torch and as a graph; keeps the graph if they agree."""
         rows, given = self._described(works, cache, shape)
         found, why = None, "on this GPU they do not say what torch says"
         try:
             one = self._recorded(cache, shape, given)
             found = self._wanted(one, shape, given, len(rows.logits), BOTH)
             self.wait()
-        except Exception as fault:  # no compiler, no memory, a GPU that cannot: torch goes on
+        except Exception as fault:  # e.g. no compiler or no memory: continue on torch
             why = f"{type(fault).__name__}: {in_a_line(fault)}"
-        expected = self.torch(works, cache, BOTH)  # the last to write the cells
+        expected = self.torch(works, cache, BOTH)  # runs last, so the cells are torch's
         if found and all(
             _alike(torch.as_tensor(a), b) for a, b in zip(found, expected, strict=True)
         ):
@@ -180,17 +180,17 @@ class GraphDecoder:
         return (expected[0] if "hidden" in needs else expected[0][:0]), expected[1]
 
     def _recorded(self, cache: Cache, shape: Shape, given: np.ndarray) -> Recorded:
-        """Passes of a shape, the next of which is described; on a GPU as a graph."""
+        """Records a pass of a shape; on a GPU as a graph."""
         described = torch.from_numpy(given).to(self.model.device)
         one = Recorded(described, body(self.model, cache, shape, described))
         if described.is_cuda:
-            one.run()  # compiles kernels, and reserves memory, which no graph can
+            one.run()  # compiles kernels and allocates memory, which is impossible in a graph
             torch.cuda.synchronize()
             graph, graphs, stream = torch.cuda.CUDAGraph(), self._graphs[cache], torch.cuda.Stream()
             how = {"pool": graphs.pool, "capture_error_mode": "thread_local"}
             with (
                 ONE_AT_A_TIME,
-                torch.cuda.stream(torch.cuda.current_stream()),  # which one that fails leaves
+                torch.cuda.stream(torch.cuda.current_stream()),  # restored after a failure
                 torch.cuda.graph(graph, stream=stream, **how),
             ):
                 one.found = one.body()
@@ -199,7 +199,7 @@ class GraphDecoder:
 
 
 def _alike(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether every row [V] says the same but for rounding."""
+    """Whether all rows [V] agree up to rounding."""
     wide = theirs.float()
     far = (ours.to(wide.device).float() - wide).norm(dim=-1)
     return bool((far <= ROUNDING * wide.norm(dim=-1)).all())

@@ -1,11 +1,12 @@
-"""Triton kernels of a pass over few rows: products of one row, which take as long as reading the
-weights; attention in pieces of the context; what lies between torch's products of several rows.
+"""Triton kernels of a pass over few rows.
 
-Kernels overlap where the GPU can do that (PDL, programmatic dependent launch): each is started
-while the one before it runs, fetches what does not depend on it, and waits for it in `_wait`.
-Sums are fp32.
+They compute matrix products of one row (bound by reading the weights), attention split along the
+context, and the operations between torch's products of several rows. Sums are fp32.
 
-`described` is the array of `layout.py`: R rows, of which the first number says how many count.
+Kernels overlap if the GPU supports PDL (programmatic dependent launch): each starts while the
+previous one runs, loads inputs that do not depend on it, and waits for it in `_wait`.
+
+`described` is the array of `layout.py` for R rows; its first number is the number of real rows.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,7 +25,7 @@ TILE, WORDS, BITS = (tl.constexpr(n) for n in (layout.TILE, layout.WORDS, layout
 
 @triton.jit
 def _wait(PDL: tl.constexpr):
-    """Until the kernel ahead has written everything; the one behind is started now."""
+    """Waits for the outputs of the previous kernel; lets the next one start."""
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -32,7 +33,7 @@ def _wait(PDL: tl.constexpr):
 
 @triton.jit
 def _weights(w, at, K):
-    """Numbers `at` of the rows w [N] of K numbers, read once."""
+    """Elements `at` of the rows w [N] with K elements each, read once."""
     return tl.load(w[:, None] + at[None, :], (at < K)[None, :], 0.0, eviction_policy="evict_first")
 
 
@@ -43,8 +44,8 @@ def _products(
 ):  # fmt: skip
     """start + W_a x and W_b x, fp32 [N]; x [K]; w_a and w_b: pointers to the N rows of the weights.
 
-    NORM: x / rms(x) * gain takes the place of x, its division after the sum. ADD: start is what
-    these pointers [N] hold, else 0.
+    NORM: x / rms(x) * gain replaces x; the division comes after the sum. ADD: `start` is loaded
+    from these pointers [N], otherwise 0.
     """
     k = tl.arange(0, BK)
     N: tl.constexpr = w_a.shape[0]
@@ -79,7 +80,7 @@ def _products(
 
 @triton.jit
 def _gate(x, ACT: tl.constexpr):
-    """The activation, of fp32 numbers."""
+    """The activation of fp32 values."""
     if ACT == "silu":
         x = x * tl.sigmoid(x)
     elif ACT == "gelu":
@@ -99,11 +100,10 @@ def project(
 ):  # fmt: skip
     """y [N] = W x + bias, added to y with ADD.
 
-    ACT, which goes without ADD: weight [2 N, K] has gate rows, then up rows, and y is act(gate x) *
-    up x.
+    ACT, without ADD: weight [2 N, K] has gate rows, then up rows; y = act(gate x) * up x.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    held = tl.minimum(n, N - 1)  # rows beyond the last one read it once more
+    held = tl.minimum(n, N - 1)  # rows beyond the last one read the last one
     w = weight + held.to(tl.int64) * K
     up = w + N.to(tl.int64) * K
     found, second = _products(x, gain, w, up, y + held, K, eps, BK, NORM, ACT != "", ADD, PDL)
@@ -118,7 +118,7 @@ def project(
 
 @triton.jit
 def _turn(rope, place, at, turns, D: tl.constexpr):
-    """cos and sin for numbers `at` of both halves of a head; 1 and 0 where it is not turned."""
+    """cos and sin for elements `at` of both halves of a head; 1 and 0 without rotation."""
     turn = rope + place * (2 * D) + at
     inside = at < tl.where(turns, D, 0)
     cos_a, cos_b = tl.load(turn, inside, 1.0), tl.load(turn + D // 2, inside, 1.0)
@@ -130,7 +130,7 @@ def _turn(rope, place, at, turns, D: tl.constexpr):
 def _head(
     q, cells, row, cell, lane, heads, kv_heads, two_stride, head_stride, D: tl.constexpr
 ):  # fmt: skip
-    """Where a head of a row goes: into q [R, heads, D], or into a cell."""
+    """Address of a head of a row: in q [R, heads, D], or in a cell."""
     other = tl.maximum(lane - heads, 0)
     two, head = other // kv_heads, other % kv_heads
     return q + (row * heads + lane) * D, cells + cell + two * two_stride + head * head_stride
@@ -138,7 +138,7 @@ def _head(
 
 @triton.jit
 def _keep_head(q, cells, a, b, at, is_query, D: tl.constexpr):
-    """Both halves of a head to q or cells."""
+    """Writes both halves of a head to q or to cells."""
     if is_query:
         tl.store(q + at, a.to(q.dtype.element_ty))
         tl.store(q + D // 2 + at, b.to(q.dtype.element_ty))
@@ -153,10 +153,10 @@ def project_heads(
     head_stride,
     D: tl.constexpr, P: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Query [heads, D], key and value of the normed row x [K]: turned, and the latter in cells.
+    """Rotated query [heads, D], key and value of the normed row x [K]; key and value to cells.
 
-    weight [(heads + 2 kv_heads) D, K]; rope [context, 2, D]. A program makes P numbers of the first
-    half of a head and the P of the second half with which they are turned.
+    weight [(heads + 2 kv_heads) D, K]; rope [context, 2, D]. A program computes P elements of the
+    first half of a head and the P of the second half that rotate with them.
     """
     BLOCKS: tl.constexpr = D // 2 // P
     lane, at = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS * P + tl.arange(0, P)
@@ -178,7 +178,7 @@ def turn_heads(
     qkv, rope, described, q, cells, R, heads, kv_heads, two_stride, head_stride,
     D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same for qkv [R, heads + 2 kv_heads, D] that has been computed; a program per head."""
+    """The same for computed qkv [R, heads + 2 kv_heads, D]; a program per head."""
     row, lane, at = tl.program_id(0), tl.program_id(1), tl.arange(0, D // 2)
     is_row = row < tl.load(described)
     given = described + HEAD + row
@@ -207,7 +207,7 @@ def write_cells(
 
 @triton.jit
 def embed(table, described, x, d, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """x [R, d] fp32: the rows of the table [V, d] that ids name; a program per row."""
+    """x [R, d] fp32: the rows of the table [V, d] for the ids; a program per row."""
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     token = tl.load(described + HEAD + row)
     found = tl.load(table + token * d + at, at < d, 0.0).to(tl.float32)
@@ -244,7 +244,7 @@ def gate_and_up(both, y, N, BLOCK: tl.constexpr, ACT: tl.constexpr, PDL: tl.cons
 
 @triton.jit
 def _sees_own(described, R, row, is_row, own, inside):
-    """Which cells own [N] after the base rows [M] see: their bits, where both are there."""
+    """Visibility of the cells `own` [N] after the base for rows [M], from their bits."""
     words = described + HEAD + PER_ROW * R + row * WORDS
     at = tl.maximum(own, 0)
     there = is_row[:, None] & (inside & (own >= 0))[None, :]
@@ -262,13 +262,13 @@ def attend(
 ):  # fmt: skip
     """softmax(scale q k + mask) v of a tile of rows, a key head, one of `splits` parts of cells.
 
-    q [R, heads, D], rows q_stride apart; out [R, heads, D]. A row sees cells before the base, or
-    the last `window`, and later ones with their bit set. IS_SPLIT: sums, not divided, go to partial
+    q [R, heads, D] with stride q_stride; out [R, heads, D]. A row sees cells before the base, or
+    the last `window`, and later ones with their bit set. IS_SPLIT: undivided sums go to partial
     [R, heads, splits, D], maxima and totals to states [R, heads, splits, 2]."""
     tile, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     entry = described + HEAD + (PER_ROW + WORDS) * R + tile * TILE
     first, num = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)
-    slot = tl.multiple_of(tl.load(entry + 2), 16)  # whole cells, so that loads are wide
+    slot = tl.multiple_of(tl.load(entry + 2), 16)  # for wide loads
     base, stop = tl.load(entry + 3).to(tl.int32), tl.load(entry + 4).to(tl.int32)
     m, d, n = tl.arange(0, ROWS * FP), tl.arange(0, D), tl.arange(0, BN)
     row, head = first + m // FP, kv * FOLD + m % FP
@@ -280,7 +280,7 @@ def attend(
     total = tl.zeros([ROWS * FP], tl.float32)
     sums = tl.zeros([ROWS * FP, D], tl.float32)
     keys = cells + slot + kv * head_stride + n[:, None] * D + d[None, :]
-    # the cells before the base are there already
+    # cells before the base do not depend on the previous kernel
     old_k = tl.load(keys + low * D, (low + n < tl.minimum(base, high))[:, None], 0.0)
     old_v = tl.load(keys + two_stride + low * D, (low + n < tl.minimum(base, high))[:, None], 0.0)
     _wait(PDL)
@@ -307,7 +307,7 @@ def attend(
             sees = sees | _sees_own(described, R, row, is_row, cell - base, cell < high)
         scores = tl.where(sees & (cell < high)[None, :], scores, -float("inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
-        safe = tl.where(peak == -float("inf"), 0.0, peak)  # a row that sees nothing here
+        safe = tl.where(peak == -float("inf"), 0.0, peak)  # a row that sees nothing in this part
         weights = tl.exp(scores - safe[:, None])
         fade = tl.exp(top - safe)
         total = total * fade + tl.sum(weights, 1)
@@ -321,13 +321,13 @@ def attend(
         tl.store(states + at * 2, top, is_row)
         tl.store(states + at * 2 + 1, total, is_row)
     else:
-        sums /= tl.where(total > 0, total, 1.0)[:, None]  # 0 in rows that are none
+        sums /= tl.where(total > 0, total, 1.0)[:, None]  # 0 for padding rows
         tl.store(out + at[:, None] * D + d[None, :], sums.to(out.dtype.element_ty), is_row[:, None])
 
 
 @triton.jit(do_not_specialize=["splits"])
 def combine(partial, states, out, splits, D: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr):
-    """A head of a row of `attend` from its parts, MOST at most."""
+    """A head of a row of `attend`, merged from at most MOST parts."""
     at, d, s = tl.program_id(0), tl.arange(0, D), tl.arange(0, MOST)
     _wait(PDL)
     own = at * splits + s
@@ -336,7 +336,7 @@ def combine(partial, states, out, splits, D: tl.constexpr, MOST: tl.constexpr, P
     sums = tl.load(partial + own[:, None] * D + d[None, :], (s < splits)[:, None], 0.0)
     weights = tl.exp(top - tl.max(top, 0))
     whole = tl.sum(weights * total, 0)
-    whole = tl.where(whole > 0, whole, 1.0)  # a row that is none
+    whole = tl.where(whole > 0, whole, 1.0)  # padding row
     tl.store(
         out + at * D + d, (tl.sum(weights[:, None] * sums, 0) / whole).to(out.dtype.element_ty)
     )

@@ -1,7 +1,7 @@
-"""A pass over few rows as one array of numbers, of a size that only its shape decides.
+"""Describes a pass over few rows as one array; its size depends only on the shape.
 
-A graph reads where rows belong and what they see from this array, so the same graph serves every
-pass of its shape: texts of any length, trees of any form.
+A graph reads positions and visibility of rows from this array, so one graph serves every pass of
+its shape: texts of any length, trees of any form.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from forerun.runner.forward_batch import FIELDS, Packed
 if TYPE_CHECKING:
     from forerun.runner.forward_batch import Work
 
-HEAD = 2  # numbers of rows and of tiles
+HEAD = 2  # number of rows, number of tiles
 PER_ROW = 4  # id, position, cell, wanted row
-TILE = 5  # first row, rows, where the slot starts, base, stop
-WORDS, BITS = 4, 64  # of each row: which cells after the base it sees
+TILE = 5  # first row, rows, start of the slot, base, stop
+WORDS, BITS = 4, 64  # per row: mask of visible cells after the base
 MOST_ROWS, MOST_OWN = 128, WORDS * BITS  # rows of a pass; cells after a base
-TOGETHER = 16  # rows of one sequence that a tile has at most
+TOGETHER = 16  # most rows of a tile
 
 
 class Shape(NamedTuple):
-    """What a graph is made for: so many rows and tiles at most, so many rows per tile."""
+    """Capacity of a graph: rows, tiles, and rows per tile."""
 
     rows: int
     tiles: int
@@ -34,19 +34,19 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers of the array: HEAD, PER_ROW fields of all rows, WORDS of each, TILE of each."""
+        """Length of the array: HEAD, then per row PER_ROW and WORDS, then per tile TILE."""
         return HEAD + (PER_ROW + WORDS) * self.rows + TILE * self.tiles
 
 
 def fits(works: Many[Work]) -> bool:
-    """Whether some shape has room for these."""
+    """Whether a shape exists for these."""
     rows = sum(work.num_rows for work in works)
     own = max(len(work.pending) + len(work.parents) for work in works)
     return rows <= MOST_ROWS and own <= MOST_OWN
 
 
 def shape_of(works: Many[Work]) -> Shape:
-    """The shape that has room for them: powers of two, so that few shapes serve all passes."""
+    """The smallest shape for them; sizes are powers of two, so that there are few shapes."""
     counts = [work.num_rows for work in works]
     rows = power_of_two(sum(counts))
     if max(counts) == 1:
@@ -55,7 +55,7 @@ def shape_of(works: Many[Work]) -> Shape:
 
 
 def power_of_two(least: int) -> int:
-    """The smallest one that is not below `least`."""
+    """The smallest power of two that is at least `least`."""
     return 1 << (least - 1).bit_length()
 
 
@@ -77,7 +77,7 @@ def fill(
     num_rows: int,
     slot_stride: int,
 ) -> None:
-    """Fills zeros from what `engine.work.pack` has made of the works."""
+    """Fills the array of zeros from the packed works (`forward_batch.pack`)."""
     for field in range(PER_ROW):
         at = HEAD + field * most_rows
         out[at : at + num_rows] = numbers[field * num_rows : (field + 1) * num_rows]

@@ -1,7 +1,7 @@
-"""C kernels for few-row passes on a CPU: found if the package's build could compile them.
+"""C kernels for few-row passes on a CPU; available if the package's build compiled them.
 
-They are plain functions called through ctypes (no lock held), on torch's own OpenMP threads.
-FORERUN_NATIVE=off|avx2|avx512|avx512bf16|amx overrides what the processor offers; never upwards.
+They are plain functions, called through ctypes without the GIL, on torch's OpenMP threads.
+FORERUN_NATIVE=off|avx2|avx512|avx512bf16|amx lowers the instruction set.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LEVELS = ("off", "avx2", "avx512", "avx512bf16", "amx")
 
 @dataclass(frozen=True)
 class Kernels:
-    """The library, or why there is none; `level` is the instruction set in use."""
+    """The library, or the reason why there is none; `level` is the instruction set in use."""
 
     library: ctypes.CDLL | None
     level: int  # index into LEVELS
-    why: str  # one line for people
+    why: str  # one line
 
     def __bool__(self) -> bool:
         return self.level > 0
@@ -35,7 +35,7 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels:
-    """What this machine can use; looked up once."""
+    """The kernels of this machine; cached."""
     path = _find()
     if path is None:
         return Kernels(None, 0, "not built; install forerun where a C compiler is at hand")
@@ -63,7 +63,7 @@ def kernels() -> Kernels:
 
 
 def read(words: np.ndarray, threads: int, streams: int) -> None:
-    """Reads all of an array once, every thread its part in one stream or in four."""
+    """Reads an array once; every thread reads its part in one stream or in four."""
     found = kernels()
     found.library.forerun_read(  # type: ignore[union-attr]
         found.level, words.ctypes.data, words.nbytes // 4, threads, streams
@@ -81,7 +81,7 @@ def _find() -> Path | None:
 def _share_threads() -> None:
     """Makes the OpenMP runtime that torch has loaded visible to the kernels.
 
-    Two runtimes in one process would keep two sets of threads that spin against each other.
+    Two runtimes in one process would have two sets of threads that compete for cores.
     """
     import torch  # noqa: F401 - loads its runtime
 

@@ -1,4 +1,4 @@
-"""A whole pass of our decoder in one native call, where the kernels cover its family."""
+"""Runs a whole pass of forerun's decoder in one native call, for supported families."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from forerun.runner.native.layout import (
 )
 from forerun.runner.native.memory import cache_bytes, is_roomy
 from forerun.runner.native.packing import KINDS, row_stride
-from forerun.runner.native.threads import Crew
+from forerun.runner.native.threads import ThreadCount
 
 if TYPE_CHECKING:
     from forerun.models.layers import GatedMLP, LayerNorm, PlainMLP, RMSNorm
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from forerun.runner.kv_cache import Cache
 
 log = logging.getLogger("forerun")
-USUAL_CACHE = 1 << 24  # bytes, where the system does not say
+USUAL_CACHE = 1 << 24  # bytes, if the system does not report it
 BOTH = frozenset({"hidden", "logits"})
-SPLIT = 1024  # most rows x runs for which every run is a piece of work of its own
+SPLIT = 1024  # rows x runs up to which every run is a separate unit of work
 
 
 def missing(config: DecoderConfig) -> str:
-    """What the kernels lack for a decoder; empty if they run it."""
+    """Why the kernels do not run a decoder; empty if they do."""
     if config.moe is not None:
         return "experts"
     if not config.has_even_heads:
@@ -57,7 +57,7 @@ def missing(config: DecoderConfig) -> str:
         return f"more than {MOST_FOLD} query heads per key head"
     sizes = [("hidden", config.hidden_size), ("head", config.head_dim)]
     sizes += [("inner", size) for size in (config.mlp_size, *config.layer_mlp_sizes)]
-    for what, size in sizes:  # heads and MLPs are padded where nothing else is in the way
+    for what, size in sizes:  # heads and MLPs can be padded
         if size % LANES:
             return f"a {what} size of {size}, no multiple of {LANES}"
     return ""
@@ -74,30 +74,30 @@ def lacking(model: Transformer) -> str:
 
 @cache
 def say_once(lack: str) -> None:
-    """One line per reason and process."""
+    """Logs each reason once per process."""
     log.warning("passes run on torch, not on our own kernels: %s", lack)
 
 
 class NativeDecoder:
     """Runs packed rows of all sequences through a model with packed weights."""
 
-    # and neighbouring layers, with a tap after the last of them: see `can_run`
+    # also ranges of layers with a tap after the last one: see `can_run`
     gives = frozenset({"hidden", "probes", "embeddings"})
 
     def __init__(self, model: Transformer) -> None:
         self.model, c = model, model.config
-        self._kernels, self._crew = kernels(), Crew()
-        self._kept: list[Any] = []  # what the records point to
+        self._kernels, self._threads = kernels(), ThreadCount()
+        self._kept: list[Any] = []  # objects that the records point to
         self._buffers: dict[str, Tensor] = {}
         self._counters = np.zeros(c.num_layers + 2, dtype=np.int64)
         self._counters_at = self._counters.ctypes.data
         self._no_hidden = torch.empty(0, c.hidden_size, dtype=model.dtype)
         self._embed = None if model.embed is None else model.embed.data_ptr()
         self._ropes, self._ropes_at, self._rope_size = torch.empty(0), 0, 0
-        self._rows = self._rows_runs = 0  # that the buffers hold
+        self._rows = self._rows_runs = 0  # capacity of the buffers
         self._is_streamed = model.nbytes > (cache_bytes() or USUAL_CACHE)
         self._record = self._describe(model)
-        self._work = Pass(  # the fields that no pass changes
+        self._work = Pass(  # fields that are the same in all passes
             wide_stride=c.hidden_size,
             act_stride=row_stride(max(c.hidden_size, c.num_heads * c.head_dim, c.mlp_size)),
             logit_stride=-(-c.vocab_size // LANES) * LANES,
@@ -111,10 +111,12 @@ class NativeDecoder:
         table: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, np.ndarray]:
-        """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the rows of all works
-        from their first wanted one on, none unless `needs` names logits; the other rows only fill
-        their cells. table [n, d], of the model's dtype: the embeddings that ids stand for, instead
-        of tokens'. layers: run only these neighbours. Raises IndexError for ids without."""
+        """Hidden rows [w, d] and logits fp32 [w, V] of all works, from the first wanted row of each
+        on, each empty if not in `needs`; other rows only fill their cells.
+
+        table [n, d], of the model's dtype: embeddings of the ids in place of the model's. layers:
+        run only this range. Raises IndexError for ids without an embedding.
+        """
         c, work = self.model.config, self._work
         slots, cells = cache.strides[1:3]
         num_ids = c.vocab_size if table is None else len(table)
@@ -143,18 +145,18 @@ class NativeDecoder:
             work.hidden = wide.data_ptr()
         embed = None if table is None else table.contiguous()
         self._counters[:] = 0
-        work.num_threads = self._crew.size(torch.get_num_threads())
+        work.num_threads = self._threads.size(torch.get_num_threads())
         record = self._record if layers is None else self._part(layers)
         record.embed = self._embed if embed is None else embed.data_ptr()
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
             self._kernels.level, record, work, at + 16 * num, self._counters_at
         )
-        self._crew.took(num)
+        self._threads.took(num)
         hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
         return hidden, rows.logits[:, : c.vocab_size]
 
     def can_run(self, works: Many[DetailedWork], request: PassRequest) -> bool:
-        """Whether `rows_of` computes a detailed pass: neighbouring layers, a tap after the last."""
+        """Whether `rows_of` supports a detailed pass: a range of layers, a tap after the last."""
         layers = self._layers(request)
         is_plain = all(
             work.first_row == work.root
@@ -167,12 +169,12 @@ class NativeDecoder:
     def rows_of(
         self, works: Many[DetailedWork], cache: Cache, request: PassRequest
     ) -> list[WorkRows]:
-        """The wanted rows of each work, for passes that `can_run`."""
+        """The wanted rows of each work, for passes that `can_run` accepts."""
         layers = self._layers(request)
         hidden, logits = self(works, cache, BOTH, None, layers)
         num = sum(work.num_rows for work in works)
         stream = self._buffers["x"][: num * self.model.config.hidden_size].view(num, -1)
-        found, at, first = [], 0, 0  # wanted rows, and rows, of the works before
+        found, at, first = [], 0, 0  # wanted rows, and rows, of the previous works
         for work in works:
             count = work.num_rows - work.root
             tap = stream[first + work.root : first + work.num_rows].to(self.model.dtype, copy=True)
@@ -189,7 +191,7 @@ class NativeDecoder:
         return range(request.layers[0], request.layers[-1] + 1)
 
     def _part(self, layers: range) -> Any:
-        """The record of a model that has some neighbouring layers only."""
+        """The record of a model with only a range of layers."""
         record = Model.from_buffer_copy(self._record)
         record.layers = (Layer * len(layers)).from_buffer(self._all_layers, self._offset(layers))
         record.num_layers = len(layers)
@@ -197,11 +199,11 @@ class NativeDecoder:
 
     @staticmethod
     def _offset(layers: range) -> int:
-        """Bytes before the first of these layers in the array of all."""
+        """Byte offset of the first of these layers in the array of all layers."""
         return layers.start * ctypes.sizeof(Layer)
 
     def refresh(self) -> None:
-        """The weights have changed: describes the model to the kernels again."""
+        """Rebuilds the records of the kernels after a weight update."""
         self._kept = []
         self._record = self._describe(self.model)
 
@@ -211,11 +213,11 @@ class NativeDecoder:
         return self._ropes.nbytes + sum(buffer.nbytes for buffer in self._buffers.values())
 
     def _reserve(self, rows: int, runs: int) -> None:
-        """Scratch memory for a pass; it grows and persists."""
+        """Scratch memory for a pass; it only grows."""
         if rows <= self._rows and rows * runs <= self._rows_runs:
             return
         runs_of_rows = rows * runs + rows * runs // 4
-        rows += rows // 4  # so that one more row does not take new memory
+        rows += rows // 4  # spare, so that it grows rarely
         self._rows, self._rows_runs = max(rows, self._rows), max(runs_of_rows, self._rows_runs)
         c, rows = self.model.config, self._rows
         half = torch.bfloat16 if self._record.act_kind == BF16 else torch.float32
@@ -233,7 +235,7 @@ class NativeDecoder:
             setattr(self._work, name, held.data_ptr())
 
     def _rope_tables(self, top: int) -> tuple[int | None, int]:
-        """Address of all rotary tables for positions up to `top`, and numbers of each."""
+        """Address of all rotary tables for positions up to `top`, and elements of each."""
         if not self.model.ropes:
             return None, 0
         if top >= self._rope_size:

@@ -1,4 +1,4 @@
-"""How weights are held, by the word that users write for it."""
+"""Weight formats and the texts that users write for them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from forerun.errors import ConfigError
 
-INT4_GROUP_SIZES = (32, 64, 128, 256)  # inputs that share a scale of four bits
+INT4_GROUP_SIZES = (32, 64, 128, 256)  # inputs per scale
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How weights are held: as they are in 16 or 32 bits, or rounded, with scales."""
+    """The format of weights: as stored in 16 or 32 bits, or rounded with scales."""
 
     bits: int = 16
-    scaled: int = 0  # inputs of an output that share a scale; 0: all
-    is_float: bool = False  # whether 8 bits are a floating-point number
+    scaled: int = 0  # inputs per scale of an output; 0: all
+    is_float: bool = False  # 8 bits are a floating-point number
 
     @classmethod
     def parse(cls, text: str) -> Rounding:
@@ -46,7 +46,7 @@ class Rounding:
 
     @property
     def has_cpu_kernel(self) -> bool:
-        """Whether our own kernels, which are for CPUs, read weights that are held so."""
+        """Whether the native CPU kernels support this format."""
         return self.bits == 16 or (self.bits == 8 and not self.is_float)
 
 

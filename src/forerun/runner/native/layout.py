@@ -1,11 +1,11 @@
-"""The records of types.h, and the signatures of the kernels: one contract with the C side."""
+"""ctypes records of types.h and signatures of the kernels."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_double, c_int64, c_void_p
 
-F32, BF16, F16, BF16_PAIRS, INT8, INT8_PAIRS = range(6)  # how numbers are stored
+F32, BF16, F16, BF16_PAIRS, INT8, INT8_PAIRS = range(6)  # number formats
 LANES, GROUP, CHUNK, RUN, STATE = 16, 64, 256, 1024, 2
 MOST_DIM, MOST_FOLD = 256, 64
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -107,7 +107,7 @@ SIGNATURES: dict[str, list[type]] = {
 
 
 def fingerprint() -> int:
-    """Sizes of the records, as `forerun_layout` computes them."""
+    """Sizes of the records, like `forerun_layout` in C."""
     number = 0
     for record in (Pass, Span, Model, Layer, Linear):
         number = 1000 * number + ctypes.sizeof(record)

@@ -1,4 +1,4 @@
-"""What memory is like: large pages, where the system gives them, and the sizes of caches."""
+"""Large pages and cache sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 from torch import Tensor
 
 HUGE = 1 << 21  # bytes of a large page
-ROOMY = 48 << 10  # bytes of a first cache
+ROOMY = 48 << 10  # bytes of an L1 data cache
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _madvise = getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def in_large_pages(fresh: Tensor) -> None:
-    """Asks for large pages under a tensor of the CPU that nothing has been written to yet: fewer
-    table walks for every byte that is read."""
+    """Requests large pages for a CPU tensor that has not been written yet (fewer TLB misses)."""
     first = -(-fresh.data_ptr() // HUGE) * HUGE
     last = (fresh.data_ptr() + fresh.nbytes) // HUGE * HUGE
     if last > first and _madvise is not None and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -26,8 +25,7 @@ def in_large_pages(fresh: Tensor) -> None:
 
 
 def cache_bytes(level: int | None = None) -> int:
-    """The first core's largest cache, or its data cache of a level; 0 where the system does not
-    say."""
+    """Bytes of the first core's largest cache, or its data cache of a level; 0: unknown."""
     sizes = [0]
     for folder in CACHES.glob("index*"):
         with suppress(OSError, ValueError):
@@ -45,6 +43,5 @@ def _read(*files: Path) -> list[str]:
 
 @cache
 def is_roomy() -> bool:
-    """Whether the first cache has room for weights that are fetched ahead of their use and for the
-    inputs: with 48 KiB (Zen 5), not with 32 KiB (Zen 4)."""
+    """Whether the L1 cache fits prefetched weights and inputs: 48 KiB (Zen 5), not 32 (Zen 4)."""
     return cache_bytes(level=1) >= ROOMY

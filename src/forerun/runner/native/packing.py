@@ -1,12 +1,12 @@
-"""Weights in the order in which the kernels read them; one copy, made at load.
+"""Packs weights in the order in which the kernels read them; one copy, made at load.
 
 [n, k] becomes blocks of 16 outputs: [blocks, k, 16], or [blocks, k / 2, 16, 2] for the bf16 pairs
 of `vdpbf16ps`, padded with zeros to whole groups of 64 outputs. In a gated weight (gate rows, then
 up rows) the blocks of the two halves alternate, so that a tile holds both sides of a product.
 
-With 8 bits a weight is held as int8 times a scale for every output, or for every `scaled` inputs of
-an output: w ~ round(w / s) s with s = max|w| / 127. Products take the integers as exact bf16 (or
-float) numbers, so they are those of the rounded weight.
+With 8 bits a weight is an int8 times a scale per output, or per `scaled` inputs of an output:
+w ~ round(w / s) s with s = max|w| / 127. Products convert the integers to bf16 or float exactly, so
+results are those of the rounded weight.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from forerun.runner.native.layout import (
 from forerun.runner.native.memory import HUGE, in_large_pages
 
 LINE = 64  # bytes of a cache line
-MOST_ROWS = 512  # beyond these torch's products with AVX-512 are faster, unpacking included
+MOST_ROWS = 512  # above this torch's products with AVX-512 are faster, with unpacking
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether the kernels take this weight."""
+    """Whether the kernels support this weight."""
     return weight.device.type == "cpu" and weight.dtype in KINDS and bool(kernels())
 
 
@@ -76,16 +76,16 @@ class Packed:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the weight is held in 8 bits."""
+        """Whether the weight has 8 bits."""
         return self._scale is not None
 
     @property
     def takes_bf16(self) -> bool:
-        """Whether the kernels want inputs in bf16; else in float32."""
+        """Whether the kernels need inputs in bf16; otherwise float32."""
         return self.record.kind in (BF16_PAIRS, INT8_PAIRS)
 
     def _blocks(self, weight: Tensor) -> Tensor:
-        """Packed: see the records of types.h for the three orders."""
+        """Packs the weight; types.h describes the three orders."""
         if self.record.kind == INT8_PAIRS:
             return self._quads(weight)
         n, dtype = self.shape[0], weight.dtype
@@ -131,7 +131,7 @@ class Packed:
         return self.data.transpose(1, 2).flatten(0, 1).flatten(1)[:n, :k]
 
     def _outputs(self, values: Tensor) -> Tensor:
-        """One float32 number per output [n], in the order of the outputs, padded."""
+        """One float32 value per output [n], in the order of the outputs, padded."""
         padded = torch.zeros(self.record.groups * GROUP)
         padded[: len(values)] = values
         if self.is_gated:
@@ -155,7 +155,7 @@ class Packed:
         return rows.flatten(1)[:, : self.shape[1]]
 
     def unpack(self) -> Tensor:
-        """The weight [n, k] again, in its own type; a rounded one as it was rounded."""
+        """The weight [n, k], unpacked, in its type; a rounded one stays rounded."""
         n, k = self.shape
         rows = self._ordered()
         if self._scale is not None:
@@ -166,8 +166,10 @@ class Packed:
         return rows.view(-1, 2, LANES, k).transpose(0, 1).reshape(n, k)
 
     def wins(self, rows: int) -> bool:
-        """Whether a product of so many rows is faster here than in torch, for which the weight is
-        unpacked. Measured by benchmarks/many_rows.py."""
+        """Whether a product of so many rows is faster here than unpacking and torch's product.
+
+        Measured by benchmarks/many_rows.py.
+        """
         return rows <= MOST_ROWS or self._kernels.level == LEVELS.index("avx2")
 
     def product(self, x: Tensor, act: str = "silu") -> Tensor:
@@ -203,7 +205,7 @@ class Packed:
 
 
 def rounded(weight: Tensor, scaled: int = 0) -> tuple[Tensor, Tensor]:
-    """int8 [n, k] and float32 scales [n, ceil(k / scaled)]; their product is about `weight`."""
+    """int8 [n, k] and float32 scales [n, ceil(k / scaled)]; their product approximates `weight`."""
     n, k = weight.shape
     scaled = scaled or k
     pieces = weight.float().split(scaled, dim=1)
@@ -216,8 +218,7 @@ def rounded(weight: Tensor, scaled: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def row_stride(k: int) -> int:
-    """Numbers from one input row to the next: an odd count of cache lines, so that the rows of a
-    tile do not fall into the same few places of the cache."""
+    """Stride of input rows: an odd number of cache lines, which avoids cache conflicts."""
     lines = -(-k // (2 * LANES))
     return (lines + 1 - lines % 2) * 2 * LANES
 
@@ -232,15 +233,15 @@ def _as_pairs(weight: Tensor) -> Tensor:
 
 
 def _taken(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Unwritten memory of the arena in this shape."""
+    """Uninitialised memory of the arena in this shape."""
     return ARENA.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 class Arena:
-    """Memory for weights in large pages, where the system gives them: fewer table walks per byte.
+    """Memory for weights in large pages, if the system provides them (fewer TLB misses).
 
-    Weights lie one after another, because one of a few megabytes alone fills few whole pages. A
-    block is freed with the last weight in it; what is never written takes no memory.
+    Weights are contiguous, because one of a few megabytes fills few whole pages. A block is freed
+    with its last weight; unwritten parts take no memory.
     """
 
     def __init__(self, block: int = 64 * HUGE) -> None:
@@ -248,7 +249,7 @@ class Arena:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """uint8 [size], beginning on a cache line."""
+        """uint8 [size], aligned to a cache line."""
         with self._lock:
             if len(self._free) < size:
                 self._free = _in_large_pages(max(self._block, -(-size // HUGE) * HUGE))
@@ -258,7 +259,7 @@ class Arena:
 
 
 def _in_large_pages(size: int) -> Tensor:
-    """uint8 [size] that begins on a large page; size: a multiple of one."""
+    """uint8 [size], aligned to a large page; size: a multiple of a large page."""
     memory = torch.empty(size + HUGE, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % HUGE :][:size]
     in_large_pages(memory)

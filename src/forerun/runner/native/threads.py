@@ -1,8 +1,8 @@
-"""How many threads a pass takes: all, or fewer while other programs keep processors from some.
+"""Number of threads of a pass: all, or fewer while other programs occupy cores.
 
-The threads of a pass wait for each other in every layer, so one that is not let run halts them all:
-where a busy program takes one of two cores, two threads need twice to many times as long for a pass
-as one does. What a pass computes is the same, bit by bit.
+The threads of a pass wait for each other in every layer, so one descheduled thread delays all. If
+another program occupies one of two cores, a pass on two threads takes at least twice as long as on
+one. The results are the same bit by bit.
 """
 
 from __future__ import annotations
@@ -15,70 +15,70 @@ try:
 except ImportError:  # not a Unix
     getrusage = None  # type: ignore[assignment]
 
-EXACT = 64  # rows up to which only passes of as many are compared; more: half to twice as many
-WINDOW = 0.04  # seconds of passes that are looked at together: some turns of a scheduler
-SLOW = 2.2  # times the best; half of the threads take up to twice as long on an idle machine
-HALTS = 3  # of threads in a pass, to let others run
-REST = 40  # times the seconds of a trial that failed, until the next one
-BETTER = 0.9  # of the time before: a trial is a success
-FORGET = 1.001  # times that the best grows with every pass, as texts grow longer
+EXACT_ROWS = 64  # up to here, compare only passes of equal rows; above: of similar rows
+WINDOW_SECONDS = 0.04  # of passes judged together: several scheduler time slices
+SLOW_FACTOR = 2.2  # times the best; on an idle machine half of the threads take at most 2 times
+MIN_HALTS = 3  # context switches of threads in a pass
+REST_FACTOR = 40  # pause after a failed trial, times its seconds
+SUCCESS_SHARE = 0.9  # of the time before: a trial succeeded
+BEST_GROWTH = 1.001  # growth of the best time per pass, as texts grow longer
 
 
-class Crew:
-    """Halves the threads of passes for a trial where they are slow, and doubles them again."""
+class ThreadCount:
+    """Halves the threads for a trial when passes are slow, and doubles them again."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._most = 0  # threads that there are
-        self._best: dict[int, float] = {}  # the fewest seconds a row, by rows or their likes
-        self._halved = self._tried = 0  # how often threads are halved, and in a trial
-        self._before = 1.0  # how slow passes were before the trial
-        self._next = 0.0  # when the next trial may begin
-        self._start = 0.0  # of the pass
-        self._look_anew()
+        self._most = 0  # available threads
+        self._best: dict[int, float] = {}  # fewest seconds per row, by rows
+        self._halved = self._tried = 0  # number of halvings, now and in the trial
+        self._before = 1.0  # slowness of passes before the trial
+        self._next = 0.0  # earliest time of the next trial
+        self._start = 0.0  # time of the pass
+        self._reset_window()
 
-    def _look_anew(self) -> None:
+    def _reset_window(self) -> None:
         self._spent = self._due = 0.0  # seconds of late passes, and at best
         self._passes, self._switches = 0, _switches()
 
     def size(self, most: int) -> int:
         """Threads of the next pass."""
-        if most != self._most:  # times of another number do not compare
-            Crew.__init__(self, self._clock)
+        if most != self._most:  # times of another number are not comparable
+            ThreadCount.__init__(self, self._clock)
             self._most = most
         self._start = self._clock()
         return max(most >> self._tried, 1)
 
     def took(self, rows: int) -> None:
-        """The pass is over; it was of so many rows."""
+        """Records the end of a pass over so many rows."""
         now = self._clock()
         seconds = now - self._start
-        like = rows if rows <= EXACT else -rows.bit_length()
+        like = rows if rows <= EXACT_ROWS else -rows.bit_length()
         best = self._best.setdefault(like, seconds / rows)
-        if self._tried == self._halved:  # a trial is measured by what was known before
-            best = self._best[like] = min(FORGET * best, seconds / rows)
+        if self._tried == self._halved:  # best times are not updated during a trial
+            best = self._best[like] = min(BEST_GROWTH * best, seconds / rows)
         self._spent, self._due = self._spent + seconds, self._due + best * rows
         self._passes += 1
-        if self._spent >= WINDOW:
+        if self._spent >= WINDOW_SECONDS:
             self._decide(now, self._spent / self._due)
-            self._look_anew()
+            self._reset_window()
 
     def _decide(self, now: float, slowness: float) -> None:
-        """Begins or ends a trial, as the last passes were."""
+        """Starts or ends a trial, judging by the last passes."""
         if self._tried != self._halved:
-            if slowness < BETTER * self._before:
+            if slowness < SUCCESS_SHARE * self._before:
                 self._halved = self._tried
             else:
-                self._tried, self._next = self._halved, now + REST * self._spent
+                self._tried, self._next = self._halved, now + REST_FACTOR * self._spent
         elif now >= self._next:
             self._before = slowness
             halts = (_switches() - self._switches) / self._passes
-            if self._most >> self._halved > 1 and (slowness > SLOW or halts > HALTS):
+            if self._most >> self._halved > 1 and (slowness > SLOW_FACTOR or halts > MIN_HALTS):
                 self._tried = self._halved + 1
             elif self._halved:
                 self._tried = self._halved - 1
 
 
 def _switches() -> int:
-    """How often threads of this process were halted, or gave way, so far."""
+    """Context switches of this process's threads so far."""
     return 0 if getrusage is None else getrusage(RUSAGE_SELF).ru_nivcsw

@@ -190,7 +190,7 @@ def test_who_starts_several_engines_is_told_once(
     backend.open.return_value = {"methods": [], "default": ""}
     monkeypatch.setattr(replicas, "Replicas", lambda *_: backend)
     monkeypatch.setattr(proxy, "Front", Mock())
-    monkeypatch.setattr(server, "Drained", Mock())
+    monkeypatch.setattr(server, "DrainingServer", Mock())
     monkeypatch.setattr(serve, "_run", lambda _: 0)
     setup = replicas.ReplicaSetup(copy(QWEN), Settings(), Keys())
     assert serve._serve_many(setup, 2, []) == 0

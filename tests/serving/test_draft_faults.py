@@ -53,7 +53,7 @@ def test_a_drafter_that_fails_costs_drafts_and_one_warning(
     with thread(model, max_seqs=4) as served, ThreadPoolExecutor(8) as pool:
         (guarded,) = [
             part
-            for name, part in served.server.service.worker._batch.router.parts.items()
+            for name, part in served.server.service.worker._batch.router.by_name.items()
             if name == "stand"
         ]
         guarded.drafter = Shaky(guarded.drafter)
@@ -83,7 +83,7 @@ def test_a_draft_model_without_room_costs_its_drafts_only(
     spec = {"method": "two", "statistics": True}
     body = SHORT | {"ignore_eos": True, "speculation": spec}
     # as large as its target it would not be tried in a short text, as that could never pay
-    monkeypatch.setattr(DraftModel, "seconds", lambda self, nodes, num=1: 0.0)
+    monkeypatch.setattr(DraftModel, "draft_seconds", lambda self, nodes, num=1: 0.0)
     with thread(model, methods=methods, max_seqs=2) as served:
         batch = served.server.service.worker._batch
         target, draft = model.target.cache, batch.router.parts["two"].drafter.runner.cache

@@ -168,8 +168,8 @@ class TokenRecycling(Persistent):
         whole = pool.merge(snapshots)
         if max_bytes is not None and whole.nbytes > max_bytes:
             raise ConfigError(
-                f"expected at least {whole.nbytes} bytes, the size of a matrix here, "
-                f"got {max_bytes}; allow more, or keep fewer entries"
+                f"expected at least {whole.nbytes} bytes, the size of a matrix with these "
+                f"settings, got {max_bytes}; allow more, or keep fewer entries"
             )
         return pool.snapshot(snapshots[0].kind, whole)
 

@@ -109,7 +109,7 @@ def test_it_can_be_removed(shop: Shop, call: Call) -> None:
     status, _, err = call("pull", "--remove", ALIAS)
     assert status == 0 and str(folder) in err
     assert list(folder.parent.iterdir()) == []
-    assert "was not here" in call("pull", "--remove", NAME)[2]
+    assert "is not in the cache" in call("pull", "--remove", NAME)[2]
 
 
 def test_progress_only_grows(shop: Shop) -> None:

@@ -131,7 +131,7 @@ def test_ctrl_c_while_pip_runs(shop: Shop) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "interrupted: 1 of 3 parts are kept; the same command goes on" in err
+    assert "interrupted: 1 of 3 parts are kept; the same command resumes" in err
     assert "Traceback" not in err
     assert shop.kept() == ["part-01"] and shop.nothing_looks_whole()
     with pytest.raises(ProcessLookupError):

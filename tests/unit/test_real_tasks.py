@@ -312,7 +312,7 @@ def test_long_documents_ask_what_can_be_checked(tmp_path: Path) -> None:
     ("part", "error", "hint"),
     [
         (":x1", ConfigError, "takes a whole number of characters, got 'x1'"),
-        (":10", ConfigError, "1000 characters or more, got 10"),
+        (":10", ConfigError, "at least 1000 characters, got 10"),
         (":900000", DataError, "no excerpt of 900000 characters"),
     ],
 )

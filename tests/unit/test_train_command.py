@@ -242,13 +242,13 @@ def test_a_new_recipe_needs_no_command(tmp_path, monkeypatch, capsys):
         "        return [f'{out.name} {self.word * self.times}']\n"
     )
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
-    registry._own.cache_clear()
+    registry._own_modules.cache_clear()
     try:
         assert main(["train", "--help"]) == 0 and "Repeats a word." in capsys.readouterr().out
         assert main(["train", "echo", "--times", "3", "--out", str(tmp_path / "o")]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "o aaa"
     finally:
-        registry._own.cache_clear()
+        registry._own_modules.cache_clear()
 
 
 @pytest.mark.parametrize(

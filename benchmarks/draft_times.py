@@ -40,7 +40,7 @@ from forerun.core.roles import Drafter, name_of
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, chain
 from forerun.drafters.rasd import graft
-from forerun.drafters.token_recycling import Successors
+from forerun.drafters.token_recycling import MatrixSource
 from forerun.ngrams.index.query.continuations import Continuations
 from forerun.ngrams.index.query.datastore import in_memory
 from forerun.ngrams.index.query.engine import Index
@@ -165,7 +165,7 @@ KNOWS = {  # how parts come to know the history; others read their own sequence
 def stand_in(history: History) -> Drafter:
     """For a draft model: 48 nodes by look-ups in a table, and the law of the next token."""
     drafter = registry.make("drafter", "token_recycling")
-    drafter.source = Successors(drafter)
+    drafter.source = MatrixSource(drafter)
     return drafter
 
 

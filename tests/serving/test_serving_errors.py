@@ -42,7 +42,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": "a", "temperature": -1}, "temperature", "finite number >= 0"),
         ({"prompt": "a", "top_p": 0}, "top_p", "in (0, 1]"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", ">= 1, got 0"),
-        ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens", "exceeds max_tokens 3"),
+        ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens", "exceeds max_tokens=3"),
         ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1, got 0"),
         ({"prompt": "a", "n": 9}, "n", "n is 9, but this server runs at most 8"),
         ({"prompt": ["a"] * 300}, "n", "300 sequences, but a request may have 256"),

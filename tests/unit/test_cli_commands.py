@@ -42,7 +42,7 @@ def test_methods_explains_one(call: Call) -> None:
     assert "(missing)" in call("methods", "kangaroo")[1]
     assert "gumbel (grower)" in call("methods", "gumbel")[1]
     lines = call("methods", "router")[1].splitlines()  # no row: its docstring, told in lines
-    assert lines[1] == "  note      Lets parts compete; of equal ones the first drafts."
+    assert lines[1] == "  note      Selects the fastest of parts; of equal ones the first."
     assert lines[2].startswith("  options   scope: which sequences") and "Raises" not in lines[2]
     assert lines[3].split() == ["drafter", "router"]
     found = json.loads(call("methods", "draft-model", "--json")[1])

@@ -189,7 +189,7 @@ def test_who_starts_several_engines_is_told_once(
     backend = Mock()
     backend.open.return_value = {"methods": [], "default": ""}
     monkeypatch.setattr(replicas, "Replicas", lambda *_: backend)
-    monkeypatch.setattr(proxy, "Front", Mock())
+    monkeypatch.setattr(proxy, "Proxy", Mock())
     monkeypatch.setattr(server, "DrainingServer", Mock())
     monkeypatch.setattr(serve, "_run", lambda _: 0)
     setup = replicas.ReplicaSetup(copy(QWEN), Settings(), Keys())

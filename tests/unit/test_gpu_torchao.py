@@ -31,7 +31,7 @@ def test_on_a_cpu_they_are_refused_with_a_way_out(weights: str, tmp_path: Path) 
     said = f"weights '{weights}' cannot be used on cpu: .* fp8 and int4 need CUDA; use int8"
     with pytest.raises(ConfigError, match=said):
         load_target(tmp_path, weights=weights, device="cpu")
-    with pytest.raises(ConfigError, match="need a checkpoint to read"):
+    with pytest.raises(ConfigError, match="need a checkpoint, and the model is loaded"):
         load_target(torch.nn.Linear(2, 2), weights=weights, device="cpu")
 
 

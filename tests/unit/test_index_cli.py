@@ -166,7 +166,9 @@ def test_texts_that_are_not_utf_8_are_refused(
     call: Call, index: Path, fm_index: Path, words: tuple[str, ...]
 ) -> None:
     status, _, err = call(*({"INDEX": index, "FM": fm_index}.get(w, w) for w in words))
-    said = "error: 'caf\\udce9' is not UTF-8 text: byte 0xe9 after 3 characters; give it in UTF-8\n"
+    said = (
+        "error: 'caf\\udce9' is not UTF-8 text: byte 0xe9 after 3 characters; encode it in UTF-8\n"
+    )
     assert (status, err) == (2, said)
 
 

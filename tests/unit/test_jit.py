@@ -94,7 +94,7 @@ def run():
 def test_a_cache_index_with_a_renamed_type_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jit_cache.attend()
+    jit_cache.compile_watcher()
     name = f"renamed_{tmp_path.name}"
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")
     monkeypatch.syspath_prepend(str(tmp_path))

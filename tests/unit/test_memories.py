@@ -106,7 +106,7 @@ def test_other_settings_are_refused(options: dict, said: str) -> None:
 def test_what_cannot_be_kept_is_refused() -> None:
     for spec in ("none", "prompt_lookup"):
         drafter = registry.make("drafter", spec)
-        with pytest.raises(ConfigError, match=f"drafter '{spec}' has nothing that could be"):
+        with pytest.raises(ConfigError, match=f"drafter '{spec}' has no state to save"):
             MemoryFile("some.mem", drafter, Origin("", (), ""))
     with pytest.raises(ConfigError, match="scope request ends with its request"):
         Stand(scope="request").keep()

@@ -103,5 +103,5 @@ def test_it_costs_what_the_defaults_say() -> None:
 
 
 def test_it_cannot_be_saved(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=f"drafter '{OWN}' has nothing that could be saved"):
+    with pytest.raises(ConfigError, match=f"drafter '{OWN}' has no state to save"):
         MemoryFile(tmp_path / "some.mem", Seven(), Origin("t" * 64, ()))

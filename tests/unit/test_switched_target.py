@@ -240,8 +240,8 @@ class Letters:
 @pytest.mark.parametrize(
     ("verifier", "missing"),
     [
-        (lambda: Judge(head=Head(np.zeros(4, np.float32), 0.0)), "hidden s"),
-        (lambda: Reflective(template="cb", tokenizer=Letters()), "rows behind a draft"),
+        (lambda: Judge(head=Head(np.zeros(4, np.float32), 0.0)), "hidden rows"),
+        (lambda: Reflective(template="cb", tokenizer=Letters()), "probe rows"),
         (lambda: Reflective(weight=0.0), None),
     ],
 )

@@ -86,7 +86,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
         ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x", "include_usage"),
         ({"prompt": "a", "stream_options": {}}, "stream_options", "needs stream to be true"),
-        ({"prompt": [5] * 500}, "max_tokens", "16 are to be generated unless max_tokens says"),
+        ({"prompt": [5] * 500}, "max_tokens", "16 are to be generated (the default of max_tokens)"),
         ({"prompt": "a", "speculation": {"methd": 1}}, "speculation.methd", "mean 'method'?"),
         ({"prompt": "a", "speculation": {"method": "stnd"}}, "speculation.method", "'stand'?"),
         ({"prompt": "a", "speculation": {"method": ""}}, "speculation.method", "method ''; known"),

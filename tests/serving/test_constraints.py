@@ -73,7 +73,10 @@ def test_target_and_constraint_are_options_of_the_command(
 ) -> None:
     for words, said in (
         (["--constraint", "corpus:index=no.fm"], "no file no.fm"),
-        (["--constraint", "corpus=infini:index=x"], "--constraint must not take another one's"),
+        (
+            ["--constraint", "corpus=infini:index=x"],
+            "--constraint must not use the name of another",
+        ),
         (["--target", "entropy_switch:small=draft"], "needs threshold"),
     ):
         assert main(["serve", *words]) == 2

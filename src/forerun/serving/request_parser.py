@@ -5,6 +5,7 @@ Invalid requests are refused here, before anything is queued.
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import TypeVar
 
@@ -156,7 +157,7 @@ class Intake:
                 logprobs=logprobs,
             )
         except ConfigError as error:
-            first = str(error).split(" ", 1)[0]
+            first = re.split(r"[ =]", str(error), maxsplit=1)[0]
             param = RENAMED.get(first, first if first in type(request).model_fields else None)
             text = str(error)
             for ours, theirs in RENAMED.items():

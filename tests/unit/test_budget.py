@@ -18,6 +18,7 @@ from forerun.errors import ConfigError
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
 STEEP = Cost((1, 2, 65), (1.0, 2.0, 65.0))
+COSTLY = Cost((1, 257), (1.0, 60.0), per_draft=0.1, per_empty_draft=0.05, fixed_empty=0.2)
 SHARED = Cost((1, 16, 257), (1.0, 10.0, 25.0))  # sixteen rows cost ten times one
 
 
@@ -43,7 +44,8 @@ def test_a_jump_in_the_curve_does_not_hold_plans_below_it_for_ever() -> None:
 @pytest.mark.parametrize("num", [1, 4, 16])
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(
-    "cost", [STEEP, Cost((1, 257), (1.0, 60.0), per_empty_draft=0.05, fixed_empty=0.2)]
+    "cost",
+    [STEEP, Cost((1, 257), (1.0, 60.0), per_draft=0.1, per_empty_draft=0.05, fixed_empty=0.2)],
 )
 def test_drafts_that_never_pay_lose_the_credit_and_a_share(
     cost: Cost, is_known: bool, num: int
@@ -53,14 +55,10 @@ def test_drafts_that_never_pay_lose_the_credit_and_a_share(
     lost = 0.0
     for _ in range(count):
         plans = one_step(budget, seqs, 0, is_known)
-        looks = sum(plan.nodes <= 0 and plan.learns for plan in plans)
+        learners = sum(plan.nodes <= 0 and plan.learns for plan in plans)
+        learning = LEARN_PRICE * cost.per_draft * learners
         lost += extra(cost, plans, is_known)
-        if not any(plan.nodes for plan in plans):
-            lost += (
-                LEARN_PRICE
-                * cost.empty_draft_seconds(looks)
-                / (cost.pass_time(num) + cost.overhead(num, 0))
-            )
+        lost += learning / (cost.pass_time(num) + cost.overhead(num, 0))
     one_draft = extra(cost, [Plan(budget.nodes)] * num, is_known)
     assert lost <= CREDIT_STEPS + PROBE_SHARE * count + one_draft
 

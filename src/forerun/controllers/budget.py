@@ -28,10 +28,10 @@ from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError
 
 PROBE = 4  # nodes and steps of a probe; drafting steps between two decisions
-CREDIT_STEPS = 6.0  # plain steps that drafts may lose at first
+CREDIT_STEPS = 4.0  # plain steps that drafts may lose at first
 PROBE_SHARE = 0.01  # of plain decoding time, that drafts may lose in the long run
 MARGIN = 0.2  # share of expected tokens ignored in the decision, since the maximum is biased
-LEARN_PRICE = 0.3  # of an empty draft, for a sequence that learns only
+LEARN_PRICE = 0.3  # of a draft's overhead, for a sequence that learns only
 MIN_WORTH = 0.5  # min acceptance of a node, as a share of its cost in tokens
 
 PLAIN, LEARN = Plan(0, learns=False), Plan(0)
@@ -68,17 +68,18 @@ class Budget(Controller):
             return PLAIN
         if not self._num:  # number of sequences is unknown before the first step
             return LEARN
-        active, record = active_drafter(self._drafter, seq), self._records.get(seq)
+        record = self._records.get(seq)
         if record is None:
-            record = self._records[seq] = Record(self._acceptance(active), LEARN)
-            self._decide()
-        elif record.acceptance.drafter is not active:
-            record.acceptance = self._acceptance(active)
+            acceptance = self._acceptance(active_drafter(self._drafter, seq))
+            record = self._records[seq] = Record(acceptance, LEARN)
             self._decide()
         if record.plan.is_empty:
             return record.plan
         if self._wait >= 1:
             return LEARN
+        active = active_drafter(self._drafter, seq)
+        if record.acceptance.drafter is not active:
+            self._decide()
         record.catch_up = priced(active).catch_up_seconds(seq)
         return record.plan
 
@@ -118,9 +119,9 @@ class Budget(Controller):
                 record.add(plan.nodes, size, verdict.nodes)
         num, tokens = len(step.seqs), sum(map(len, step.emitted))
         spent += self._cost.pass_time(self._roots + step.num_nodes) + sum(catch_up.values())
-        spent += self._cost.overhead(
-            num, drafts, empty
-        ) + LEARN_PRICE * self._cost.empty_draft_seconds(learning)
+        spent += (
+            self._cost.overhead(num, drafts, empty) + LEARN_PRICE * self._cost.per_draft * learning
+        )
         saved = self._plain * (tokens / num + PROBE_SHARE) - spent
         self._account = min(self._account + saved, CREDIT_STEPS * self._plain)
         self._is_overdrawn = self._account < (self._plain if self._is_overdrawn else 0.0)
@@ -140,6 +141,8 @@ class Budget(Controller):
     def _decide(self) -> None:
         """Chooses the plan of every sequence until the next decision."""
         is_review, records = self._review <= 0, list(self._records.items())
+        for seq, record in records:
+            record.acceptance = self._acceptance(active_drafter(self._drafter, seq))
         if is_review:
             self._review = PROBE
             for acceptance in {record.acceptance for _, record in records}:

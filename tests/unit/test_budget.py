@@ -43,10 +43,7 @@ def test_a_jump_in_the_curve_does_not_hold_plans_below_it_for_ever() -> None:
 
 @pytest.mark.parametrize("num", [1, 4, 16])
 @pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize(
-    "cost",
-    [STEEP, Cost((1, 257), (1.0, 60.0), per_draft=0.1, per_empty_draft=0.05, fixed_empty=0.2)],
-)
+@pytest.mark.parametrize("cost", [STEEP, COSTLY])
 def test_drafts_that_never_pay_lose_the_credit_and_a_share(
     cost: Cost, is_known: bool, num: int
 ) -> None:

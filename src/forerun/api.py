@@ -201,7 +201,7 @@ class Model:
             tenant=tenant,
             forget_after_run=not is_kept,
         )
-        with self.target.turns:
+        with self.target.lock:
             run.fit(warns=batch is not None)
         return run
 
@@ -243,7 +243,7 @@ class Model:
                 registry.DEFAULT_VERIFIER,
             )
         jit_cache.watch(log.warning)  # before the controller compiles kernels to measure them
-        with self.target.turns:  # controllers measure passes
+        with self.target.lock:  # controllers measure passes
             engine = Engine(
                 self.target,
                 SafeDrafter(drafter),
@@ -308,14 +308,14 @@ class Model:
         """
         from forerun.state.drafter_files import MemoryFile, origin_of
 
-        return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.turns)
+        return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.lock)
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of the target's weights, its cache, and every drafter used.
 
         Memory shared by several drafters is reported for the first.
         """
-        with self.target.turns:
+        with self.target.lock:
             report = dict(getattr(self.target, "memory_report", dict)())
             held = {spec: part.memory_report() for spec, part in list(self._drafters.items())}
         seen: set[Hashable] = set()

@@ -35,7 +35,7 @@ from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
 from forerun.serving.prediction import FIRST_CHAIN, PredictedText, Prediction
 from forerun.serving.request_parser import parse
-from forerun.serving.routing import MethodControllers, Router
+from forerun.serving.routing import MethodControllers, MethodDispatcher
 from forerun.serving.schemas import ChatRequest
 from forerun.serving.service import Service, freeze_garbage
 from forerun.serving.settings import Settings
@@ -196,15 +196,15 @@ class Chain(PerSequence):
 
 def test_every_sequence_drafts_by_its_own_method() -> None:
     parts = {"a": Chain(0), "b": Chain(1)}
-    router = Router(parts)
-    plans = MethodControllers("fixed:nodes=4", router)
+    dispatcher = MethodDispatcher(parts)
+    plans = MethodControllers("fixed:nodes=4", dispatcher)
     target = FakeTarget(table_law(1))
     target.cost = None
-    engine = Engine(target, router, Recursive(), plans, max_seqs=4)
+    engine = Engine(target, dispatcher, Recursive(), plans, max_seqs=4)
     seqs = [sequence([0, 1], 6, SeededDice(i), index=i) for i in range(4)]
     sizes = [None, 1, 0, None]
     for seq, name, nodes in zip(seqs, "abab", sizes, strict=True):
-        router.assign(seq, name)
+        dispatcher.assign(seq, name)
         plans.assign([seq], name, nodes, is_own=False)
         engine.submit(seq)
     engine.run()
@@ -220,11 +220,11 @@ def test_every_sequence_drafts_by_its_own_method() -> None:
 
 def test_who_never_drafts_is_never_planned_for() -> None:
     """No plan, no decision about one, no step to learn from: plain decoding costs no more."""
-    router = Router({"none": registry.make("drafter", "none"), "a": Chain(0)})
-    plans = MethodControllers("fixed", router)
+    dispatcher = MethodDispatcher({"none": registry.make("drafter", "none"), "a": Chain(0)})
+    plans = MethodControllers("fixed", dispatcher)
     target = FakeTarget(table_law(1))
-    router.bind(target)
-    plans.bind(target, router)
+    dispatcher.bind(target)
+    plans.bind(target, dispatcher)
     seqs = [sequence([0, 1], 6, SeededDice(i)) for i in range(2)]
     for seq, name in zip(seqs, ("none", "a"), strict=True):
         plans.assign([seq], name, None, is_own=False)
@@ -235,14 +235,14 @@ def test_what_strangers_have_in_common_changes_no_plan_of_a_seed() -> None:
     """Nor what ours have in common with each other, for strangers may be between them."""
 
     def plans_of(strangers: int, own: tuple[int, int]) -> list[Plan]:
-        router = Router({"a": Chain(0)})
-        plans = MethodControllers("budget", router)
+        dispatcher = MethodDispatcher({"a": Chain(0)})
+        plans = MethodControllers("budget", dispatcher)
         target = FakeTarget(table_law(1))
         target.cost = Cost((1, 16, 257), (1.0, 10.0, 25.0))
-        plans.bind(target, router)
+        plans.bind(target, dispatcher)
         seqs = [sequence([0, 1], 10**6, SeededDice(i)) for i in range(strangers + 2)]
         for seq in seqs:
-            router.assign(seq, "a")
+            dispatcher.assign(seq, "a")
         plans.assign(seqs[:strangers], "a", None, is_own=False)
         plans.assign(seqs[strangers:], "a", None, is_own=True)
         found = []
@@ -267,8 +267,9 @@ def test_no_request_compiles_what_joins_a_prediction_and_a_draft() -> None:
     code = (
         "from types import SimpleNamespace\n"
         "from forerun import registry; from forerun.growers import _merge\n"
-        "from forerun.serving.routing import Router\n"
-        "Router({'none': registry.make('drafter', 'none')}).bind(SimpleNamespace(is_async=False))\n"
+        "from forerun.serving.routing import MethodDispatcher\n"
+        "parts = {'none': registry.make('drafter', 'none')}\n"
+        "MethodDispatcher(parts).bind(SimpleNamespace(is_async=False))\n"
         "print(len(_merge.overlay.signatures))"
     )
     call = [sys.executable, "-c", code]
@@ -295,11 +296,11 @@ def test_predictions_beside_a_method_keep_the_law() -> None:
         expected = PredictedText(said)
 
         def program(dice: EnumeratedDice, expected: PredictedText = expected) -> tuple[int, ...]:
-            router = Router({"a": Chain(1)})
-            plans = MethodControllers("fixed:nodes=3", router)
-            engine = Engine(FakeTarget(law), router, Recursive(), plans)
+            dispatcher = MethodDispatcher({"a": Chain(1)})
+            plans = MethodControllers("fixed:nodes=3", dispatcher)
+            engine = Engine(FakeTarget(law), dispatcher, Recursive(), plans)
             seq = sequence([0, 1], 3, dice)
-            router.assign(seq, "a", Prediction(expected))
+            dispatcher.assign(seq, "a", Prediction(expected))
             plans.assign([seq], "a", None, is_own=True)
             engine.submit(seq)
             engine.run()
@@ -314,7 +315,7 @@ def test_predictions_beside_a_method_keep_the_law() -> None:
 
 def test_methods_that_learn_do_so_by_tenant() -> None:
     methods = Methods({"mine": "stand:context=3", "all": "stand:scope=global"}, None)
-    parts = methods.router(Recursive()).by_name
+    parts = methods.dispatcher(Recursive()).by_name
     inner = {name: part.drafter for name, part in parts.items()}
     assert [inner[name]._memories.scope for name in ("stand", "mine", "all")] == ["tenant"] * 2 + [
         "global"

@@ -46,7 +46,7 @@ USES: dict[str, Callable[[forerun.Model], object]] = {
 @pytest.mark.parametrize("use", USES)
 def test_who_uses_a_target_or_a_drafter_holds_its_turn(tiny_folder, monkeypatch, use) -> None:
     model, uses = forerun.load(tiny_folder, dtype="fp32"), list[str]()
-    turns, drafter = model.target.turns, model.drafter("auto")
+    turns, drafter = model.target.lock, model.drafter("auto")
 
     def is_free() -> bool:
         if free := turns.acquire(blocking=False):
@@ -82,7 +82,7 @@ def test_a_report_is_made_beside_threads_that_generate_or_make_drafters(
     def report() -> dict[str, int]:
         model.drafter("sam")
         with ThreadPoolExecutor(1) as other:
-            return {"free": other.submit(model.target.turns.acquire, False).result(10)}
+            return {"free": other.submit(model.target.lock.acquire, False).result(10)}
 
     monkeypatch.setattr(model.drafter("stand"), "memory_report", report)
     assert model.memory_report()["stand: free"] is False
@@ -92,7 +92,7 @@ def test_a_report_is_made_beside_threads_that_generate_or_make_drafters(
 def test_who_collects_a_stream_that_is_left_does_not_wait_for_a_turn(tiny_folder, taken) -> None:
     """Any thread may be made to collect it, whatever locks it holds, amidst any step."""
     model, cycle = forerun.load(tiny_folder, dtype="fp32"), list[object]()
-    turns, target = model.target.turns, model.target
+    turns, target = model.target.lock, model.target
     events = model.stream(PROMPT, max_new_tokens=8)
     next(events)
     cycle += [cycle, events]

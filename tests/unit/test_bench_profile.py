@@ -153,7 +153,7 @@ def test_native_kernels_are_divided_by_kind(tmp_path: Path) -> None:
     found = profile(loaded, PROMPT, sampling, Parts("stand"), rounds=1)
     assert library.forerun_pass is before  # type: ignore[union-attr]
     kinds = {line.name.removeprefix("forward: ") for line in found.lines if "forward" in line.name}
-    told = "took longer so" not in found.notes[0]  # else it is not known what is left for these
+    told = "took longer than" not in found.notes[0]  # else nothing is known of these
     assert kinds - {"attention, norms, waiting"} == {"qkv", "out", "mlp", "head", "rest"}
     assert ("attention, norms, waiting" in kinds) == told
     assert "measured alone" in found.notes[0]

@@ -18,10 +18,17 @@ def test_an_old_name_is_an_error_with_the_new_one(old: str) -> None:
 
 def test_all_new_names_exist_and_no_old_one_does() -> None:
     assert len(moved()) > 100
-    for old, new in moved().items():
-        assert importlib.util.find_spec(f"forerun.{new}") is not None, new
+    for old, (new, *renamed) in moved().items():
+        module = importlib.import_module(f"forerun.{new}")
+        for pair in renamed:
+            assert hasattr(module, pair.partition("=")[2]), (new, pair)
         with pytest.raises(ImportError):
             importlib.util.find_spec(f"forerun.{old}")
+
+
+def test_renamed_classes_of_a_moved_module_are_named() -> None:
+    with pytest.raises(ImportError, match="forerun.core.logits instead; Laws is now TargetProbs"):
+        importlib.import_module("forerun.shaping")
 
 
 def test_a_name_that_never_was_stays_unknown() -> None:

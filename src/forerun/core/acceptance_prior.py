@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 CONFIDENCE_BOUNDS = np.array([0.4, 0.6, 0.8, 0.9, 0.97])  # of the largest probability of q
 # Level of q: 0 own memory, longest context; 1 own memory, shorter context; 2 and 3 the same for
@@ -138,7 +138,7 @@ def are_counts(tries: np.ndarray, hits: np.ndarray) -> bool:
     )
 
 
-@bare
+@kernel
 def grade(top: float, level: int) -> int:
     """The grade of a q of this level with largest probability `top`."""
     found = 0
@@ -147,7 +147,7 @@ def grade(top: float, level: int) -> int:
     return level * (len(CONFIDENCE_BOUNDS) + 1) + found
 
 
-@bare
+@kernel
 def count(
     parents: np.ndarray, cells: np.ndarray, path: np.ndarray, tries: np.ndarray, hits: np.ndarray
 ) -> None:

@@ -42,11 +42,11 @@ class Target(ABC):
     is_slow_at_first = False  # whether the first pass of each shape compiles
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # see `ForwardBatch.kinds`
 
-    turns: FairLock  # lock of the weights and of all targets and drafters that share them
+    lock: FairLock  # lock of the weights and of all targets and drafters that share them
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         found = super().__new__(cls)
-        found.turns = FairLock()  # a twin replaces it by the lock of its original
+        found.lock = FairLock()  # a twin replaces it by the lock of its original
         return found
 
     def warm_up(self) -> None:

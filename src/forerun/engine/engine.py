@@ -91,7 +91,7 @@ class Engine:
 
         Holds the target's lock. Callers of `round` and `retire` must hold it themselves.
         """
-        with self.target.turns:
+        with self.target.lock:
             ended = self.retire()
             self.scheduler.admit(self._start)
             if self.scheduler.running:

@@ -135,7 +135,7 @@ class Run:
             self._is_done = True
         finally:  # also if the caller stops early or the generator is garbage-collected
             self._left, self._is_closed = iter(()), not self._is_done
-            self.model.target.turns.run_when_free(self._abandon)
+            self.model.target.lock.run_when_free(self._abandon)
 
     def _abandon(self) -> None:
         """Cancels all sequences and drops their state. May be interrupted and run again."""

@@ -115,7 +115,7 @@ def target_of(model: Any, num_seqs: int) -> HFTarget:
     cache = _cache_of(model)
     if "target" not in cache or cache["target"].max_seqs < num_seqs:
         cache["target"] = HFTarget(model, max_seqs=max(MIN_MAX_SEQS, num_seqs))
-        cache["target"].turns = lock_of(model)
+        cache["target"].lock = lock_of(model)
     return cache["target"]
 
 
@@ -294,7 +294,7 @@ def _clean_up(engine: Engine, seqs: list[Sequence]) -> None:
     """Ends the sequences and makes the drafter forget their groups and tenants."""
     groups: set[Hashable] = {seq.group for seq in seqs}
     tenants: set[Hashable] = {kept_key("tenant", seq.tenant) for seq in seqs if seq.tenant}
-    with engine.target.turns:
+    with engine.target.lock:
         for seq in seqs:
             engine.cancel(seq)
         engine.retire()

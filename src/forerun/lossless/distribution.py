@@ -246,7 +246,7 @@ def next_logits(
     is_stateful = getattr(model.target, "is_stateful", False)
     tokens = list(prompt) if is_stateful else [*prompt, *generated]
     seq = Sequence(tokens, len(prompt), sampling, SeededDice(0), limit=sampling.max_new_tokens)
-    with model.target.turns:
+    with model.target.lock:
         try:
             for token in generated if is_stateful else ():
                 _commit(model, seq, token)

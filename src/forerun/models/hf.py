@@ -138,7 +138,7 @@ class HFTarget(Runner):
             return F.embedding(ids.to(self.device), self.model.get_input_embeddings().weight)
 
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
-        with self.turns:
+        with self.lock:
             update_module(self.model, state)
             self.cache.invalidate()
 

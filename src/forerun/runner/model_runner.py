@@ -146,7 +146,7 @@ class ModelRunner(Runner):
         return self.model.version
 
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
-        with self.turns:
+        with self.lock:
             if self.model.update_weights is None:  # built by hand
                 super().update_weights(state)
             else:

@@ -147,7 +147,7 @@ class Session:
 
     def close(self) -> None:
         """Frees the KV cells and drops the n-grams of the prompt's trajectories."""
-        with self.engine.target.turns:
+        with self.engine.target.lock:
             self.cancel_all()
             self.engine.retire()
             self.keep([])
@@ -166,7 +166,7 @@ class Session:
     def keep(self, stems: Iterable[list[int]]) -> None:
         """Keeps the cells of these token lists for later sequences, and frees all others."""
         wanted = {id(tokens) for tokens in stems}
-        with self.engine.target.turns:
+        with self.engine.target.lock:
             for key in [key for key in self._pins if key not in wanted]:
                 self.engine.target.release(self._pins.pop(key))
 
@@ -176,7 +176,7 @@ class Session:
         if cache is None or len(self._pins) >= cache.max_slots - self.engine.scheduler.max_seqs:
             return
         holder = replace(seq, logprobs=[])
-        with self.engine.target.turns:
+        with self.engine.target.lock:
             cache.sync(holder)
         self._pins[id(seq.tokens)] = holder
 
@@ -200,7 +200,7 @@ class Session:
                 cache.sync(seq)
 
     def _step(self) -> list[Sequence]:
-        with self.engine.target.turns:
+        with self.engine.target.lock:
             self._resume_paused()
             try:
                 return self.engine.step()

@@ -247,7 +247,7 @@ def _superposed(
     tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if prompt == "" or not tokens:
         raise DataError("the prompt is empty; give it at least one token")
-    with model.target.turns:
+    with model.target.lock:
         stream = MixedStream(model.target)
         found = drafts_of(stream, tokens, ngrams, how, max_new_tokens, model.tokenizer.eos_ids)
     drafts = [Draft(d.tokens, d.score, model.tokenizer.decode(d.tokens), d.finish) for d in found]
@@ -344,7 +344,7 @@ def rescored(model: Model, prompt: str | Many[int], drafts: Many[Draft]) -> list
                 where[prefix] = builder.add(prefix[-1], path[-1])
             path.append(where[prefix])
         paths.append(path)
-    with model.target.turns:
+    with model.target.lock:
         rows = model.target.forward(ForwardBatch([seq], [builder.build()]))[0]
         model.target.release(seq)
     laws = {node: log_softmax(rows.row(node)) for path in paths for node in path[:-1]}

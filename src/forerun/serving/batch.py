@@ -22,11 +22,11 @@ from forerun.serving.admission import Group
 from forerun.serving.errors import ApiError, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
-from forerun.serving.routing import MethodControllers, Router, constrain
+from forerun.serving.routing import MethodControllers, MethodDispatcher, constrain
 from forerun.serving.traces import Traces
 
 log = logging.getLogger("forerun.serving")
-MakeEngine = Callable[[Recorder], tuple[Engine, Router, MethodControllers]]
+MakeEngine = Callable[[Recorder], tuple[Engine, MethodDispatcher, MethodControllers]]
 JobCallback = Callable[[Job], None]
 
 
@@ -95,7 +95,7 @@ class Batch:
         self.controllers.assign(seqs, method, job.nodes, is_own)
         for choice in choices:
             seq = choice.seq
-            self.router.assign(seq, method, progress.prediction())
+            self.dispatcher.assign(seq, method, progress.prediction())
             constrain(self.engine.shapers, seq, job.constraints)
             if job.traces:
                 choice.trace = self.traces.start(seq, method)
@@ -111,7 +111,7 @@ class Batch:
         target, longest = self.engine.target, max(seq.num_prompt + seq.limit for seq in seqs)
         try:
             taken = target.check_room(len(self._choices) + len(seqs), longest)
-            self.router.by_name[method].check_room(len(seqs), longest, taken)
+            self.dispatcher.by_name[method].check_room(len(seqs), longest, taken)
         except CapacityError as why:
             log.warning("no memory for drafts of %s, a request runs without: %s", method, why)
             return False
@@ -119,7 +119,7 @@ class Batch:
 
     def step(self) -> None:
         """One step of all sequences; its results are in `events`."""
-        with self.engine.target.turns:
+        with self.engine.target.lock:
             self._step()
 
     def _step(self) -> None:
@@ -165,7 +165,7 @@ class Batch:
     def _build(self) -> None:
         self.recorder, self.traces = Recorder(), Traces()
         self._finished_jobs: list[Job] = []  # their drafter state is dropped after the step
-        self.engine, self.router, self.controllers = self._make(self.recorder)
+        self.engine, self.dispatcher, self.controllers = self._make(self.recorder)
         self.engine.listeners.append(self.traces)
 
     def _report(self, choice: Choice, now: float) -> None:
@@ -203,9 +203,9 @@ class Batch:
         self.metrics.finished(seq.finish or "")
         progress.num_ended += 1
         count.completion += len(seq.generated)
-        self.recorder.of(seq).failures = failures = self.router.failures(seq)
+        self.recorder.of(seq).failures = failures = self.dispatcher.failures(seq)
         self.metrics.failures.inc(failures)
-        prediction = self.router.prediction(seq)
+        prediction = self.dispatcher.prediction(seq)
         if prediction is not None:
             num_matched = prediction.num_matched(seq.generated)
             count.accepted_prediction += num_matched
@@ -214,7 +214,7 @@ class Batch:
         if progress.is_done:
             order = [progress.choices[i].seq for i in range(job.num_choices)]
             stats = [self.recorder.of(seq) for seq in order]
-            self._outbox.append((job, End(count, stats, [*map(self.router.method, order)])))
+            self._outbox.append((job, End(count, stats, [*map(self.dispatcher.method, order)])))
             seconds = time.monotonic() - job.arrived
             self.metrics.whole.observe(seconds)
             self.durations.append(seconds)
@@ -255,6 +255,6 @@ class Batch:
         jobs, self._finished_jobs = self._finished_jobs, []
         for job in jobs:
             for i in range(len(job.prompts)):
-                self.router.forget((job.number, i))
+                self.dispatcher.forget((job.number, i))
                 if job.is_seeded:
-                    self.router.forget(kept_key("tenant", job.memory_tenant(i)))
+                    self.dispatcher.forget(kept_key("tenant", job.memory_tenant(i)))

@@ -14,7 +14,7 @@ from forerun.core.roles import Drafter, Verifier
 from forerun.engine.engine import check_pair
 from forerun.errors import ConfigError
 from forerun.serving.errors import ApiError, unknown
-from forerun.serving.routing import Gate, Router
+from forerun.serving.routing import Gate, MethodDispatcher
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -37,13 +37,13 @@ class Methods:
         self.specs.setdefault(self.default, self.default)
         self._build = build
 
-    def router(self, verifier: Verifier) -> Router:
-        """A router over new drafters. Raises ConfigError if the verifier refuses one."""
+    def dispatcher(self, verifier: Verifier) -> MethodDispatcher:
+        """A dispatcher over new drafters. Raises ConfigError if the verifier refuses one."""
         parts: dict[str, Drafter] = {}
         for name, spec in self.specs.items():
             parts[name] = self._make(spec)
             check_pair(parts[name], verifier)
-        return Router(parts)
+        return MethodDispatcher(parts)
 
     def choose(self, name: str | None) -> str:
         """The name of a method; None: the default. Raises ApiError 400 for unknown names."""

@@ -25,7 +25,7 @@ from forerun.growers import _merge as overlay
 from forerun.serving.prediction import Prediction
 
 
-class Router(Shared):
+class MethodDispatcher(Shared):
     """Drafters by name, one per sequence; a failing drafter only loses its drafts.
 
     A sequence with a predicted output copies it first; its method gets the remaining nodes.
@@ -164,14 +164,14 @@ class MethodControllers(Controller):
     the whole batch.
     """
 
-    def __init__(self, spec: str, router: Router) -> None:
-        self._spec, self._router = spec, router
+    def __init__(self, spec: str, dispatcher: MethodDispatcher) -> None:
+        self._spec, self._dispatcher = spec, dispatcher
         self._shared: dict[tuple[str, int | None], Controller] = {}
         self._target: Target | None = None
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._target = target
-        for method in self._router.by_name:
+        for method in self._dispatcher.by_name:
             self._of_method(method, None)
 
     def assign(self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool) -> None:
@@ -180,7 +180,7 @@ class MethodControllers(Controller):
         nodes: maximum tree size. is_own: gives them their own controller.
         """
         controller = None
-        if nodes != 0 and self._router.by_name[method].labels:  # else it never drafts
+        if nodes != 0 and self._dispatcher.by_name[method].labels:  # else it never drafts
             make = self._make if is_own else self._of_method
             controller = make(method, nodes)
         for seq in seqs:
@@ -216,5 +216,5 @@ class MethodControllers(Controller):
         size = {} if nodes is None else {"nodes": nodes}
         controller: Controller = registry.make("controller", self._spec, **size)
         assert self._target is not None, "bind comes first"
-        controller.bind(self._target, self._router.by_name[method])
+        controller.bind(self._target, self._dispatcher.by_name[method])
         return controller

@@ -20,7 +20,7 @@ from forerun.serving.engine_thread import EngineThread
 from forerun.serving.methods import Constraints, Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
 from forerun.serving.request_parser import Intake
-from forerun.serving.routing import MethodControllers, Router
+from forerun.serving.routing import MethodControllers, MethodDispatcher
 from forerun.serving.settings import Settings
 from forerun.serving.streams import Responder
 from forerun.serving.tenants import Keys
@@ -80,13 +80,13 @@ class Service:
             "lossless": self.verifier.lossless,
         }
 
-    def _engine(self, recorder: Recorder) -> tuple[Engine, Router, MethodControllers]:
+    def _engine(self, recorder: Recorder) -> tuple[Engine, MethodDispatcher, MethodControllers]:
         """A new engine on the target."""
-        model, router = self.model, self.methods.router(self.verifier)
-        controllers = MethodControllers(self.settings.controller, router)
+        model, dispatcher = self.model, self.methods.dispatcher(self.verifier)
+        controllers = MethodControllers(self.settings.controller, dispatcher)
         engine = Engine(
             model.target,
-            router,
+            dispatcher,
             self.verifier,
             controllers,
             stops=Stops(model.tokenizer.eos_ids, lambda: TextStream(model.tokenizer)),
@@ -94,7 +94,7 @@ class Service:
             listeners=[record_logprobs, self.metrics.observe, recorder],
             max_seqs=self.settings.max_seqs,
         )
-        return engine, router, controllers
+        return engine, dispatcher, controllers
 
     def _fingerprint(self) -> str:
         target = self.model.target

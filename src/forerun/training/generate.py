@@ -93,7 +93,7 @@ def features(
         for start in range(0, len(tokens), CHUNK):
             seq.tokens = list(tokens[: start + 1])
             tree = chain(list(tokens[start + 1 : start + CHUNK]))
-            with target.turns:
+            with target.lock:
                 (rows,) = target.forward(ForwardBatch([seq], [tree], HIDDEN if hidden else NOTHING))
             if top_k:
                 top = torch.log_softmax(rows.logits.float(), -1).topk(top_k, -1)

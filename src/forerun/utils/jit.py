@@ -23,10 +23,10 @@ jit_cache.compile_watcher()
 
 # Without Numba's runtime, arrays are not reference counted. The atomic counters are slow for
 # kernels with many arrays. The caller allocates all working memory; Numba rejects allocations.
-bare: Any = partial(njit, cache=True, nogil=True, _nrt=False)
+kernel: Any = partial(njit, cache=True, nogil=True, _nrt=False)
 
 
-@bare
+@kernel
 def copy(row: np.ndarray, to: np.ndarray) -> None:
     """Writes a row to the beginning of another. A NumPy slice assignment may allocate."""
     for i in range(len(row)):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.core.tree import POINT, SWOR
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 from forerun.verifiers._softmax import softmax_into
 from forerun.verifiers.base import (
     BLOCK,
@@ -40,7 +40,7 @@ class Scratch(NamedTuple):
     bits: np.ndarray  # int32 [V], for the softmax
 
 
-@bare
+@kernel
 def scratch_ends(vocab: int) -> tuple[int, int, int, int, int, int]:
     """Ends of the arrays of a `Scratch` in one float64 array."""
     weights = 1 + vocab
@@ -50,7 +50,7 @@ def scratch_ends(vocab: int) -> tuple[int, int, int, int, int, int]:
     return 1, weights, sums, marks, marked, marked + vocab // 2 + 1
 
 
-@bare
+@kernel
 def split_scratch(buffer: np.ndarray, vocab: int) -> Scratch:
     """The arrays of a `Scratch` as views of one buffer: one kernel argument instead of six."""
     unit, weights, sums, marks, marked, bits = scratch_ends(vocab)
@@ -64,7 +64,7 @@ def split_scratch(buffer: np.ndarray, vocab: int) -> Scratch:
     )
 
 
-@bare
+@kernel
 def walk(
     logits: np.ndarray,
     inverse: float,
@@ -111,7 +111,7 @@ def walk(
     return 0, 0, 0, math.nan
 
 
-@bare
+@kernel
 def judge_node(
     p: np.ndarray,
     node: int,
@@ -143,7 +143,7 @@ def judge_node(
     )
 
 
-@bare
+@kernel
 def descend(
     p: np.ndarray,
     node: int,
@@ -191,14 +191,14 @@ def descend(
     return outcome, token, used, mass, bad
 
 
-@bare
+@kernel
 def weight_of(p: np.ndarray, scratch: Scratch, token: int) -> float:
     """The unnormalised residual at one token."""
     weight, changed = np.float64(p[token]), scratch.weights[token]  # loads first: see block_mass
     return changed if scratch.marks[token] & CHANGED else weight
 
 
-@bare
+@kernel
 def mark(scratch: Scratch, token: int, bit: int, num_marked: int) -> int:
     """Sets a mark; returns the number of marked tokens."""
     if scratch.marks[token] == 0:
@@ -208,7 +208,7 @@ def mark(scratch: Scratch, token: int, bit: int, num_marked: int) -> int:
     return num_marked
 
 
-@bare
+@kernel
 def remaining(
     p: np.ndarray,
     ids: np.ndarray,
@@ -236,7 +236,7 @@ def remaining(
     return kept
 
 
-@bare
+@kernel
 def subtract(
     p: np.ndarray,
     ids: np.ndarray,
@@ -255,7 +255,7 @@ def subtract(
     return num_marked
 
 
-@bare
+@kernel
 def pick(p: np.ndarray, scratch: Scratch, uniform: float, num_marked: int) -> tuple[int, float]:
     """The token where the running sum of the weights passes uniform x mass, and the mass."""
     total, is_many = 0.0, num_marked > len(scratch.sums)
@@ -288,7 +288,7 @@ def pick(p: np.ndarray, scratch: Scratch, uniform: float, num_marked: int) -> tu
     return last, total
 
 
-@bare(fastmath={"reassoc", "nsz", "contract"})
+@kernel(fastmath={"reassoc", "nsz", "contract"})
 def block_mass(p: np.ndarray, weights: np.ndarray, marks: np.ndarray) -> float:
     """The sum of the weights of a block of tokens except those marked IN_Q."""
     total = 0.0

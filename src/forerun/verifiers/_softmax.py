@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 LOWEST = np.float32(-87.0)
 LOG2E = np.float32(1.4426950408889634)
@@ -22,7 +22,7 @@ NEG_INF_BITS = np.int32(-0x00800000)
 NEG_INF_KEY, ZERO_BITS = NEG_INF_BITS ^ ABS, np.int32(0)
 
 
-@bare
+@kernel
 def softmax_into(logits: np.ndarray, inverse: float, out: np.ndarray, bits: np.ndarray) -> bool:
     """exp(inverse * logits), normalised, into `out`; all contiguous float32 [V].
 
@@ -41,7 +41,7 @@ def softmax_into(logits: np.ndarray, inverse: float, out: np.ndarray, bits: np.n
     return True
 
 
-@bare
+@kernel
 def _top(bits: np.ndarray) -> tuple[np.int32, bool]:
     """The bits of the largest float32, and whether it is finite and none is NaN or +inf.
 
@@ -54,7 +54,7 @@ def _top(bits: np.ndarray) -> tuple[np.int32, bool]:
     return top ^ ((top >> SIGN) & ABS), bool(top != NEG_INF_KEY and largest < INFINITE)
 
 
-@bare
+@kernel
 def _exps(
     logits: np.ndarray, highest: np.float32, inverse: np.float32, out: np.ndarray, bits: np.ndarray
 ) -> None:
@@ -69,7 +69,7 @@ def _exps(
         bits[i] = (np.int32(power) + np.int32(127)) << np.int32(23)
 
 
-@bare(fastmath={"reassoc", "nsz", "contract"})
+@kernel(fastmath={"reassoc", "nsz", "contract"})
 def _scaled(values: np.ndarray, powers: np.ndarray) -> np.float32:
     """Multiplies by the powers in place; returns the sum."""
     total = ZERO

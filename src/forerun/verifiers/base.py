@@ -17,7 +17,7 @@ from forerun.core.roles import Verifier
 from forerun.core.sampling import argmax
 from forerun.core.tree import IID, SWOR, Proposal, Tree, TreeBuilder
 from forerun.errors import ConfigError, LawError
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 NO_MASS = 1e-12  # a residual with less mass than this share is rounding error
 STRICT = __debug__  # invalid drafts raise; under `python -O` they are rejected with a warning
@@ -210,7 +210,7 @@ def arrays(tree: Tree) -> tuple[np.ndarray, ...]:
     return (tree.tokens, tree.parents, tree.laws, tree.rows, tree.starts, tree.q_ids, tree.q_probs)
 
 
-@bare
+@kernel
 def conditional(
     ids: np.ndarray, probs: np.ndarray, x: int, is_swor: bool, marks: np.ndarray
 ) -> tuple[float, float]:
@@ -229,7 +229,7 @@ def conditional(
     return q_x, total
 
 
-@bare(fastmath={"reassoc", "nsz", "contract"})
+@kernel(fastmath={"reassoc", "nsz", "contract"})
 def mass_of(weights: np.ndarray) -> float:
     """The sum of weights in float64."""
     total = 0.0

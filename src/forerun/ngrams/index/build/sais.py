@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 
 def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
@@ -41,7 +41,7 @@ def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
     induce_all(text, out, counts, ends, num_lms)
 
 
-@bare
+@kernel
 def counter(token: int, top: int) -> int:
     """The counter index of an id."""
     return min(np.int64(token), top)  # type: ignore[return-value]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from forerun.ngrams.index.build.suffix_array import Shard, pointer
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 STEP = 16  # ranks between fences: half a byte per token
 FENCES_PER_PIECE = 1 << 20
@@ -38,7 +38,7 @@ def fence_pieces(
         yield out
 
 
-@bare
+@kernel
 def fill(
     text: np.ndarray, table: np.ndarray, width: int, step: int, first: int, out: np.ndarray
 ) -> None:
@@ -53,7 +53,7 @@ def fill(
         out[i] = key
 
 
-@bare
+@kernel
 def keys_of(query: np.ndarray, low: int, high: int, bits: int) -> tuple[np.uint64, np.uint64, int]:
     """The smallest and largest fence that begin with query[low:high], and their token count.
 
@@ -75,7 +75,7 @@ def keys_of(query: np.ndarray, low: int, high: int, bits: int) -> tuple[np.uint6
     return least, least | ((np.uint64(1) << rest) - np.uint64(1)), size
 
 
-@bare
+@kernel
 def first_fence(fences: np.ndarray, key: np.uint64, is_above: bool, start: int, end: int) -> int:
     """The first fence in [start, end) >= `key`, or > `key` with `is_above`; `end` if none."""
     while start < end:
@@ -87,7 +87,7 @@ def first_fence(fences: np.ndarray, key: np.uint64, is_above: bool, start: int, 
     return start
 
 
-@bare
+@kernel
 def narrow(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> tuple[int, int, int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.index.build.sais import counter, sort_suffixes
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 BUCKET_BITS = 20  # at most 2**BUCKET_BITS buckets of first tokens
 MAX_COUNTERS = 1 << 24  # of the sorter; larger ids are renumbered first
@@ -87,7 +87,7 @@ def unpack(table: np.ndarray, width: int) -> np.ndarray:
     return wide.reshape(-1).view("<i8")
 
 
-@bare
+@kernel
 def pointer(table: np.ndarray, width: int, rank: int) -> int:
     """The position at a rank."""
     at = rank * width

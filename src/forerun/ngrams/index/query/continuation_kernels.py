@@ -16,7 +16,7 @@ from forerun.ngrams.index.build.suffix_array import Shard
 from forerun.ngrams.index.query.kernels import END, find, longest_suffix, next_token
 from forerun.ngrams.tables.logits.kernels import Arrays
 from forerun.ngrams.tables.logits.top_k import select_top
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 LEFT, RIGHT, TOKEN, PARENT, DEPTH = 0, 1, 2, 3, 4  # columns of Queue.rows
 READS = 64
@@ -69,7 +69,7 @@ def retrieve(
     return retrieve_in(shard, query, shortest, limits, firsts, is_bound, bypass, ends, tree, queue)
 
 
-@bare
+@kernel
 def retrieve_in(
     shard: Shard,
     query: np.ndarray,
@@ -128,7 +128,7 @@ def new_queue(size: int) -> Queue:
     return Queue(np.empty(size), np.arange(size), np.empty(size), np.empty((size, 5), np.int64))
 
 
-@bare
+@kernel
 def continue_in(
     shard: Shard,
     length: int,
@@ -177,7 +177,7 @@ def likeliest(ids: np.ndarray, probs: np.ndarray, most: int) -> tuple[np.ndarray
     return ids[places[:count]].astype(np.int64), values[:count]
 
 
-@bare
+@kernel
 def push_allowed(
     shard: Shard, length: int, left: int, right: int, firsts: FirstTokens, skip: int, queue: Queue
 ) -> int:
@@ -192,7 +192,7 @@ def push_allowed(
     return filled
 
 
-@bare
+@kernel
 def push_next(
     shard: Shard,
     length: int,
@@ -232,7 +232,7 @@ def push_next(
     return filled
 
 
-@bare
+@kernel
 def lower_bound(shard: Shard, length: int, left: int, right: int, token: int) -> int:
     """The first rank in [left, right) with a next token >= `token`; else `right`."""
     while left < right:
@@ -244,7 +244,7 @@ def lower_bound(shard: Shard, length: int, left: int, right: int, token: int) ->
     return left
 
 
-@bare
+@kernel
 def is_long_run(
     shard: Shard, length: int, left: int, at: int, right: int, token: int, half: int
 ) -> bool:
@@ -255,7 +255,7 @@ def is_long_run(
     return high < right and next_token(shard, high, length) == token
 
 
-@bare
+@kernel
 def run_start(shard: Shard, length: int, left: int, at: int, token: int) -> int:
     """The first rank >= `left` of the run of `token` around rank `at`."""
     step, high = 1, at
@@ -265,7 +265,7 @@ def run_start(shard: Shard, length: int, left: int, at: int, token: int) -> int:
     return lower_bound(shard, length, max(left, high - step), high, token)
 
 
-@bare
+@kernel
 def run_end(shard: Shard, length: int, at: int, right: int, token: int) -> int:
     """One past the last rank of the run of `token` around rank `at`."""
     step, low = 1, at
@@ -275,7 +275,7 @@ def run_end(shard: Shard, length: int, at: int, right: int, token: int) -> int:
     return lower_bound(shard, length, low + 1, min(right, low + step), token + 1)
 
 
-@bare
+@kernel
 def push(
     queue: Queue,
     drafted: int,
@@ -304,7 +304,7 @@ def push(
     return filled
 
 
-@bare
+@kernel
 def is_before(queue: Queue, at: int, score: float, token: int, depth: int) -> bool:
     """Whether a new node sorts before the node at an index of the queue."""
     if score != queue.scores[at]:

@@ -29,7 +29,7 @@ from forerun.ngrams.tables.logits.draft_template import (
     walk,
 )
 from forerun.ngrams.tables.logits.kernels import TINY, Arrays
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 
 class IndexOptions(NamedTuple):
@@ -124,7 +124,7 @@ def law_after(corpus: Corpus, node: int, out: Buffers, filled: int) -> int:
     return law_of(shard, options, space.spans[node + 1], out, filled, space)
 
 
-@bare
+@kernel
 def find(
     shard: Shard, options: IndexOptions, known: int, node: int, out: Buffers, space: Workspace
 ) -> None:
@@ -194,7 +194,7 @@ def law_of(
     return kept
 
 
-@bare
+@kernel
 def merge_ends(options: IndexOptions, ids: np.ndarray, counts: np.ndarray, size: int) -> int:
     """Merges END (the first id) and the separator (the last id) into eos, sorted by id."""
     ends = np.int64(0)

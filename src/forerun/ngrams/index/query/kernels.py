@@ -12,12 +12,12 @@ from numba import njit
 from forerun.ngrams.index.build.sparse_index import narrow
 from forerun.ngrams.index.build.suffix_array import Shard, pointer
 from forerun.ngrams.tables.logits.kernels import Arrays
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 END = -1  # next token at the text's end
 
 
-@bare
+@kernel
 def compare(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -> int:
     """-1, 0 or 1: the suffix at `at` sorts below query[low:high], begins with it, or above."""
     for k in range(min(high - low, len(text) - at)):
@@ -27,14 +27,14 @@ def compare(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -
     return 0 if len(text) - at >= high - low else -1
 
 
-@bare
+@kernel
 def bucket(shard: Shard, token: int) -> tuple[int, int]:
     """The ranks [left, right) of a first token's bucket."""
     b = min(token >> shard.shift, len(shard.buckets) - 2)
     return shard.buckets[b], shard.buckets[b + 1]
 
 
-@bare
+@kernel
 def find_within(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def find_within(
     return left, left
 
 
-@bare
+@kernel
 def first_not_below(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> int:
@@ -72,7 +72,7 @@ def first_not_below(
     return left
 
 
-@bare
+@kernel
 def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int) -> int:
     """The first rank in [left, right) with a suffix above query[low:high]; else `right`."""
     while left < right:
@@ -85,7 +85,7 @@ def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int,
     return left
 
 
-@bare
+@kernel
 def find(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int]:
     """The interval of query[low:high]; all ranks for an empty query."""
     if low == high:
@@ -107,7 +107,7 @@ def find_many(
         out[i, 1] = right
 
 
-@bare
+@kernel
 def longest_suffix(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int, int]:
     """Length and interval of the longest suffix of query[low:high] that occurs.
 
@@ -125,7 +125,7 @@ def longest_suffix(shard: Shard, query: np.ndarray, low: int, high: int) -> tupl
     return known, left, right
 
 
-@bare
+@kernel
 def longest_of(index: Arrays, query: np.ndarray) -> tuple[int, int, int]:
     """`longest_suffix` of a whole query, called from Python; index: the fields of a Shard."""
     return longest_suffix(Shard(*index), query, 0, len(query))
@@ -143,7 +143,7 @@ def longest_suffixes(
         out[i, 0], out[i, 1], out[i, 2] = length, left, right
 
 
-@bare
+@kernel
 def next_token(shard: Shard, rank: int, length: int) -> int:
     """The token at offset `length` of the suffix at a rank; END at the text's end."""
     at = pointer(shard.table, shard.width, rank) + length
@@ -183,7 +183,7 @@ def next_tokens(
     return size
 
 
-@bare
+@kernel
 def add_count(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count: int) -> int:
     """Adds to the last entry if it has the token, else appends an entry; returns the new size."""
     if size and ids[size - 1] == token:
@@ -193,7 +193,7 @@ def add_count(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count:
     return size + 1
 
 
-@bare
+@kernel
 def max_next(count: int, unit: int, max_distinct: int) -> int:
     """Most entries that `next_tokens` writes: at most 4 per interval of 2 units or more."""
     return min(max_distinct, count, 4 * (count // unit) + 8)
@@ -252,7 +252,7 @@ def longest_prefixes(shard: Shard, query: np.ndarray, longest: int, out: np.ndar
                 out[low] = max(out[low], here)
 
 
-@bare
+@kernel
 def normalize_ids(query: np.ndarray, eos: int, separator: int, absent: int) -> None:
     """In place: eos becomes the separator, an invalid id becomes `absent`."""
     for i in range(len(query)):

@@ -22,7 +22,7 @@ from forerun.ngrams.tables.logits.kernels import (
     home,
     write_q,
 )
-from forerun.utils.jit import bare, copy, fetch
+from forerun.utils.jit import copy, fetch, kernel
 
 NUM_STATES = 6  # columns of Workspace.states
 DEPTH, PLACE, SIZE, GRADE, RANK, ROW = range(NUM_STATES)
@@ -48,7 +48,7 @@ def new_workspace(nodes: int, entries: int, longest: int) -> np.ndarray:
     return np.empty(rows * (2 + NUM_STATES + longest + entries) + 2 * (entries + longest))
 
 
-@bare
+@kernel
 def split_workspace(buffer: np.ndarray, nodes: int, entries: int, longest: int) -> Workspace:
     """The arrays of a workspace as views of its buffer."""
     rows = nodes + 1
@@ -111,7 +111,7 @@ def grow(
     return tree_of(out, nodes, rows, has_cells=True), used
 
 
-@bare
+@kernel
 def grow_places(
     own_keys: np.ndarray,
     own_counts: np.ndarray,
@@ -162,7 +162,7 @@ def grow_places(
     )  # fmt: skip
 
 
-@bare
+@kernel
 def fill(
     own: Table,
     fallback: Table,
@@ -221,20 +221,20 @@ def fill(
     return nodes, rows, used
 
 
-@bare(inline="always")
+@kernel(inline="always")
 def token_at(own: Table, fallback: Table, place: int, entry: int) -> int:
     """A token of the q at a place of `write_q_at`."""
     return own.ids[place - 1, entry] if place > 0 else fallback.ids[-1 - place, entry]
 
 
-@bare
+@kernel
 def extend(context: np.ndarray, token: int, longer: np.ndarray) -> None:
     """Writes a context extended by a token."""
     copy(context[:-1], longer[1:])
     longer[0] = token
 
 
-@bare
+@kernel
 def prefetch(table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray) -> None:
     """Prefetches the cache lines for a look-up of this context."""
     known = hash_context(context, hashes)
@@ -246,7 +246,7 @@ def prefetch(table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.
             fetch(table.probs, slot)
 
 
-@bare(inline="always")
+@kernel(inline="always")
 def write_q_at(
     own: Table,
     fallback: Table,
@@ -263,14 +263,14 @@ def write_q_at(
     return write_q(fallback, -1 - place, clock, how, ids, probs, at)
 
 
-@bare(inline="always")
+@kernel(inline="always")
 def rate(hits: np.ndarray, tries: np.ndarray, row: int, rank: int) -> float:
     """Acceptance rate of a child of this rank below a q of grade `row`."""
     cell = row, min(rank, NUM_RANKS - 1)
     return hits[cell] / tries[cell]
 
 
-@bare(inline="always")
+@kernel(inline="always")
 def write_node(out: Buffers, node: int, token: int, parent: int, is_drawn: bool, row: int) -> None:
     """Writes a node; row: its proposal."""
     out.tokens[node], out.parents[node] = token, parent
@@ -278,7 +278,7 @@ def write_node(out: Buffers, node: int, token: int, parent: int, is_drawn: bool,
     out.rows[node] = row if is_drawn else -1
 
 
-@bare(inline="always")
+@kernel(inline="always")
 def largest(value: np.ndarray, count: int) -> int:
     """The index of the first largest value."""
     at = 0

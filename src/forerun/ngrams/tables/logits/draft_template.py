@@ -16,7 +16,7 @@ from numba import njit
 from forerun.core.tree import EMPTY, POINT, SWOR, Tree
 from forerun.core.tree_template import Shape
 from forerun.ngrams.tables.logits.kernels import Arrays, Table, Temper, fill_context, look_up
-from forerun.utils.jit import bare, copy
+from forerun.utils.jit import copy, kernel
 
 
 class Buffers(NamedTuple):
@@ -152,7 +152,7 @@ def fill_places(
     return fill(memory, places, depth, is_drawn, uniforms, Buffers(*buffer), work)
 
 
-@bare
+@kernel
 def fill(
     memory: MemorySource,
     places: Arrays,
@@ -166,7 +166,7 @@ def fill(
     return walk(law_after, memory, places, depth, is_drawn, uniforms, out, work)
 
 
-@bare
+@kernel
 def law_after(memory: MemorySource, node: int, out: Buffers, filled: int) -> int:
     """Writes q below a node, from entry `filled`; returns its size, 0 if no context is known."""
     fill_context(memory.root, out.tokens, out.parents, node, memory.context)
@@ -177,7 +177,7 @@ def law_after(memory: MemorySource, node: int, out: Buffers, filled: int) -> int
     return size
 
 
-@bare(inline="always")  # `law` must be a compile-time constant
+@kernel(inline="always")  # `law` must be a compile-time constant
 def walk(
     law: Any,
     source: Any,
@@ -228,7 +228,7 @@ def walk(
     return nodes, rows, used
 
 
-@bare
+@kernel
 def draw(
     uniforms: np.ndarray, used: int, q: np.ndarray, order: np.ndarray, arrivals: np.ndarray
 ) -> None:
@@ -244,7 +244,7 @@ def draw(
         arrivals[first] = np.inf
 
 
-@bare
+@kernel
 def best(q: np.ndarray, order: np.ndarray, left: np.ndarray) -> None:
     """The indices of the largest entries of q, ties: lowest index; left [>= len(q)]: scratch."""
     copy(q, left)

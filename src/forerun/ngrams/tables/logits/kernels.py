@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.utils.jit import bare, copy
+from forerun.utils.jit import copy, kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -64,7 +64,7 @@ def new_table(slots: int, entries: int) -> Table:
 NOTHING = new_table(2, 1)  # fallback of a memory without one
 
 
-@bare
+@kernel
 def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
     """Writes hashes[n - 1] = key of the last n tokens; returns the number of tokens."""
     h = GOLDEN
@@ -79,13 +79,13 @@ def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
     return len(context)
 
 
-@bare
+@kernel
 def home(key: np.uint64, slots: int) -> Any:
     """The first slot of the search for a key: its high bits, scaled to the table's size."""
     return np.int64(((key >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 
 
-@bare
+@kernel
 def find(keys: np.ndarray, key: np.uint64) -> int:
     """The slot of `key`, or the empty slot for it."""
     slot = home(key, len(keys))
@@ -96,7 +96,7 @@ def find(keys: np.ndarray, key: np.uint64) -> int:
     return slot
 
 
-@bare(inline="always")
+@kernel(inline="always")
 def find_longest(
     own: np.ndarray,
     fallback: np.ndarray,
@@ -122,7 +122,7 @@ def find_longest(
     return 0, 0
 
 
-@bare
+@kernel
 def write_q(
     table: Table, slot: int, clock: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
 ) -> int:
@@ -151,7 +151,7 @@ def write_q(
     return size
 
 
-@bare(inline="always")
+@kernel(inline="always")
 def look_up(
     own: Table,
     fallback: Table,
@@ -205,7 +205,7 @@ def learn(
     return added
 
 
-@bare
+@kernel
 def observe(
     table: Table,
     key: np.uint64,
@@ -230,7 +230,7 @@ def observe(
     return int(is_new)
 
 
-@bare
+@kernel
 def fill_context(
     root: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int, context: np.ndarray
 ) -> None:
@@ -244,7 +244,7 @@ def fill_context(
         context[n + above] = root[above]
 
 
-@bare
+@kernel
 def average(
     table: Table,
     slot: int,
@@ -281,7 +281,7 @@ def average(
     table.counts[slot] = k + 1
 
 
-@bare
+@kernel
 def sort_falling(ids: np.ndarray, probs: np.ndarray) -> None:
     """Insertion sort of a few pairs by falling probability, ties by id."""
     for i in range(1, len(ids)):
@@ -292,7 +292,7 @@ def sort_falling(ids: np.ndarray, probs: np.ndarray) -> None:
         ids[at], probs[at] = token, p
 
 
-@bare
+@kernel
 def move(old: Table, a: int, new: Table, b: int) -> None:
     """Copies slot a of one table to slot b of another."""
     new.keys[b] = old.keys[a]
@@ -302,7 +302,7 @@ def move(old: Table, a: int, new: Table, b: int) -> None:
     copy(old.probs[a], new.probs[b])
 
 
-@bare
+@kernel
 def rehash(old: Table, new: Table) -> None:
     """Copies every slot of a table into an empty table."""
     for slot in range(len(old.keys)):
@@ -310,7 +310,7 @@ def rehash(old: Table, new: Table) -> None:
             move(old, slot, new, find(new.keys, old.keys[slot]))
 
 
-@bare
+@kernel
 def evict(table: Table, cut: int, ties: int) -> int:
     """Removes the slots with stamps below `cut`, and `ties` slots with stamp `cut`."""
     removed = 0
@@ -325,7 +325,7 @@ def evict(table: Table, cut: int, ties: int) -> int:
     return removed
 
 
-@bare
+@kernel
 def remove(table: Table, hole: int) -> None:
     """Empties a slot and moves others, so that linear probing finds them (Knuth 6.4 R)."""
     slots, slot = len(table.keys), hole

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 BLOCK, LANES = 1024, 64  # entries of a block, and entries compared at once within it
 
 
-@bare
+@kernel
 def has_above(part: np.ndarray, least: float) -> bool:
     """Whether an entry exceeds `least`; without early exit, so that it is vectorised."""
     found = False
@@ -21,7 +21,7 @@ def has_above(part: np.ndarray, least: float) -> bool:
     return found
 
 
-@bare
+@kernel
 def largest_of(part: np.ndarray, lanes: np.ndarray) -> Any:
     """The largest entry without NaN; -inf if there is none. lanes [LANES]: scratch."""
     lanes[:] = -np.inf
@@ -63,7 +63,7 @@ def select_above(row: np.ndarray, ids: np.ndarray, values: np.ndarray) -> None:
     select_into(row, ids, values, tops, bounds, lanes)
 
 
-@bare
+@kernel
 def select_into(
     row: np.ndarray,
     ids: np.ndarray,
@@ -102,7 +102,7 @@ def select_into(
                     least = values[entries - 1]
 
 
-@bare
+@kernel
 def insert(falling: np.ndarray, value: Any) -> int:
     """Inserts a value into a falling array, after equal ones; drops the last; returns the index."""
     at = len(falling) - 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.ngrams.tables.logits.kernels import Table, hash_context, observe
 from forerun.ngrams.tables.logits.top_k import BLOCK, LANES, select_into
-from forerun.utils.jit import bare, copy
+from forerun.utils.jit import copy, kernel
 
 
 class Workspace(NamedTuple):
@@ -38,7 +38,7 @@ def new_workspace(longest: int, entries: int, vocab: int) -> np.ndarray:
     return np.empty(LANES + -(-vocab // BLOCK) + 6 * (entries + 1) + 2 * longest)
 
 
-@bare
+@kernel
 def split_workspace(buffer: np.ndarray, longest: int, entries: int, law: np.ndarray) -> Workspace:
     """The arrays of a workspace as views of its buffer."""
     tops = LANES + -(-len(law) // BLOCK)
@@ -62,7 +62,7 @@ def split_workspace(buffer: np.ndarray, longest: int, entries: int, law: np.ndar
     )
 
 
-@bare
+@kernel
 def follow(
     keys: np.ndarray,
     counts: np.ndarray,

@@ -29,7 +29,7 @@ from forerun.ngrams.tables.suffix.hash_maps import (
     read,
     write,
 )
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 # Columns of `states`. FIRST, LATEST: end positions; HEAD: first edge.
 LINK, LENGTH, FIRST, LATEST, HEAD = range(5)
@@ -78,7 +78,7 @@ def with_capacity(old: Automaton, states: int, edges: int, pages: int) -> Automa
     return auto
 
 
-@bare
+@kernel
 def rehash(old: np.ndarray, new: np.ndarray, edges: np.ndarray) -> None:
     """Maps all edges of the old slots in the new slots."""
     for edge in old:
@@ -86,7 +86,7 @@ def rehash(old: np.ndarray, new: np.ndarray, edges: np.ndarray) -> None:
             put(new, edges, edge)
 
 
-@bare
+@kernel
 def extend(
     parts: Arrays,
     pages: Arrays,
@@ -116,7 +116,7 @@ def extend(
     return len(new)
 
 
-@bare
+@kernel
 def move_cursor(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarray) -> None:
     """Moves a cursor over tokens without adding them. parts, pages: see `extend`."""
     auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
@@ -124,13 +124,13 @@ def move_cursor(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarra
         step_cursor(auto, cursor, token)
 
 
-@bare
+@kernel
 def end_position(text: np.ndarray) -> int:
     """The position of the last token of a text."""
     return text[2] * PAGE + (text[SIZE] - 1) % PAGE
 
 
-@bare
+@kernel
 def edge_of(
     states: np.ndarray, edges: np.ndarray, slots: np.ndarray, state: int, token: int
 ) -> int:
@@ -143,7 +143,7 @@ def edge_of(
     return find(slots, edges, state, token)
 
 
-@bare
+@kernel
 def add_edge(auto: Automaton, state: int, token: int, target: int) -> None:
     """Adds an edge as the first of its owner."""
     edges, head = auto.edges, auto.states[state, HEAD]
@@ -158,7 +158,7 @@ def add_edge(auto: Automaton, state: int, token: int, target: int) -> None:
         put(auto.slots, edges, edge)
 
 
-@bare
+@kernel
 def new_state(auto: Automaton, link: int, length: int, first: int, latest: int) -> int:
     """Adds a state without edges."""
     state = auto.used[STATES]
@@ -168,7 +168,7 @@ def new_state(auto: Automaton, link: int, length: int, first: int, latest: int) 
     return state
 
 
-@bare
+@kernel
 def grow(auto: Automaton, end: int, token: int, position: int) -> int:
     """Appends a token to a text with state `end`; returns its new state."""
     states, edges = auto.states, auto.edges
@@ -191,7 +191,7 @@ def grow(auto: Automaton, end: int, token: int, position: int) -> int:
     return new
 
 
-@bare
+@kernel
 def clone(auto: Automaton, state: int, token: int, target: int) -> int:
     """Moves the strings of `target` with at most LENGTH[state] + 1 tokens to a new state."""
     states, edges = auto.states, auto.edges
@@ -211,7 +211,7 @@ def clone(auto: Automaton, state: int, token: int, target: int) -> int:
     return new
 
 
-@bare
+@kernel
 def step_cursor(auto: Automaton, cursor: np.ndarray, token: int) -> None:
     """Extends the match by a token: of its suffixes, the longest that continues with it."""
     states, edges = auto.states, auto.edges
@@ -228,7 +228,7 @@ def step_cursor(auto: Automaton, cursor: np.ndarray, token: int) -> None:
         cursor[AT], cursor[MATCHED] = edges[edge, TARGET], matched + 1
 
 
-@bare
+@kernel
 def fix_state(states: np.ndarray, cursor: np.ndarray) -> None:
     """Corrects the state of the match if `clone` has moved its string to another state."""
     at = cursor[AT]
@@ -237,7 +237,7 @@ def fix_state(states: np.ndarray, cursor: np.ndarray) -> None:
     cursor[AT] = at
 
 
-@bare
+@kernel
 def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
     """Updates the match to the longest suffix with a continuation, after other texts have grown.
 
@@ -255,7 +255,7 @@ def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
         cursor[AT], cursor[MATCHED] = end, states[end, LENGTH]
 
 
-@bare
+@kernel
 def update_latest(auto: Automaton, state: int, position: int) -> None:
     """Sets the latest position of a text's suffixes, the longest first, up to a limit."""
     for _ in range(MAX_LATEST_STATES):
@@ -265,7 +265,7 @@ def update_latest(auto: Automaton, state: int, position: int) -> None:
         state = auto.states[state, LINK]
 
 
-@bare
+@kernel
 def read_match(
     parts: Arrays, pages: Arrays, cursor: np.ndarray, column: int, enough: int, out: np.ndarray
 ) -> int:
@@ -286,7 +286,7 @@ def read_match(
     return read(auto.texts, place, out)
 
 
-@bare
+@kernel
 def position_of(auto: Automaton, state: int, column: int) -> int:
     """An end position of a state with an edge, such that a token follows."""
     place = auto.states[state, column]

@@ -16,7 +16,7 @@ from forerun.ngrams.tables.logits.kernels import Arrays
 from forerun.ngrams.tables.suffix.hash_maps import LENGTH as SIZE
 from forerun.ngrams.tables.suffix.hash_maps import NONE, Texts, back, token_at
 from forerun.ngrams.tables.suffix.nodes import COUNT, END, HEAD, LENGTH, NEXT
-from forerun.utils.jit import bare, copy
+from forerun.utils.jit import copy, kernel
 
 NODE, OFFSET, PARENT, PLACES = 0, 1, 2, 3  # columns of the frontier
 
@@ -39,7 +39,7 @@ class DraftLimits(NamedTuple):
     width: int  # children per node; 1 drafts a path
 
 
-@bare
+@kernel
 def speculate(
     nodes: np.ndarray,
     pages: np.ndarray,
@@ -81,7 +81,7 @@ def speculate(
     return kept, best, match
 
 
-@bare
+@kernel
 def grow(
     tree: Counted,
     start: int,
@@ -118,7 +118,7 @@ def grow(
     return drafted, total
 
 
-@bare
+@kernel
 def push_children(
     tree: Counted,
     node: int,
@@ -138,7 +138,7 @@ def push_children(
     return filled
 
 
-@bare
+@kernel
 def push(
     frontier: np.ndarray, first: int, filled: int, node: int, offset: int, parent: int, count: int
 ) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.tables.logits.kernels import GOLDEN, MIX_A, home
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 OWNER, TOKEN = 0, 1  # columns of a mapped row
 BEFORE, AFTER, FILL, BIRTH = 0, 1, 2, 3  # columns of `links`
@@ -55,13 +55,13 @@ def enlarged(array: np.ndarray, rows: int) -> np.ndarray:
     return copy
 
 
-@bare
+@kernel
 def num_free(pool: np.ndarray, rows: int) -> int:
     """The number of free rows."""
     return rows - pool[LIVE]
 
 
-@bare
+@kernel
 def take(pool: np.ndarray, links: np.ndarray, column: int) -> int:
     """Takes a free row. The free list is linked through `column`."""
     row = pool[FREE]
@@ -74,7 +74,7 @@ def take(pool: np.ndarray, links: np.ndarray, column: int) -> int:
     return row
 
 
-@bare
+@kernel
 def release(pool: np.ndarray, links: np.ndarray, column: int, row: int) -> None:
     """Returns a row to the free list."""
     links[row, column] = pool[FREE]
@@ -82,7 +82,7 @@ def release(pool: np.ndarray, links: np.ndarray, column: int, row: int) -> None:
     pool[LIVE] -= 1
 
 
-@bare
+@kernel
 def slot_of(owner: int, token: int, slots: int) -> Any:
     """The first slot of the search for (owner, token)."""
     key = (np.uint64(owner) << np.uint64(32)) ^ np.uint64(np.uint32(token))
@@ -91,7 +91,7 @@ def slot_of(owner: int, token: int, slots: int) -> Any:
     return home(key ^ (key >> np.uint64(32)), slots)
 
 
-@bare
+@kernel
 def find(slots: np.ndarray, rows: np.ndarray, owner: int, token: int) -> int:
     """The row of (owner, token), or -1."""
     at = slot_of(owner, token, len(slots))
@@ -104,7 +104,7 @@ def find(slots: np.ndarray, rows: np.ndarray, owner: int, token: int) -> int:
             at = 0
 
 
-@bare
+@kernel
 def slot_with(slots: np.ndarray, rows: np.ndarray, row: int, sought: int) -> int:
     """The slot with value `sought` on the search path of `row`'s key."""
     at = slot_of(rows[row, OWNER], rows[row, TOKEN], len(slots))
@@ -115,13 +115,13 @@ def slot_with(slots: np.ndarray, rows: np.ndarray, row: int, sought: int) -> int
     return at
 
 
-@bare
+@kernel
 def put(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
     """Adds a row to the map; its owner and token must be new."""
     slots[slot_with(slots, rows, row, NONE)] = row
 
 
-@bare
+@kernel
 def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
     """Removes a row from the map and moves others, so that probing finds them (Knuth 6.4 R)."""
     count, hole = len(slots), slot_with(slots, rows, row, row)
@@ -140,7 +140,7 @@ def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
     slots[hole] = NONE
 
 
-@bare
+@kernel
 def write(texts: Texts, state: np.ndarray, birth: int, token: int) -> int:
     """Appends a token to a text, in a new page if the last is full; returns its position."""
     page, offset = state[LAST], state[LENGTH] % PAGE
@@ -160,13 +160,13 @@ def write(texts: Texts, state: np.ndarray, birth: int, token: int) -> int:
     return page * PAGE + offset
 
 
-@bare
+@kernel
 def token_at(texts: Texts, position: int) -> int:
     """The token at a position."""
     return texts.tokens[position // PAGE, position % PAGE]
 
 
-@bare
+@kernel
 def back(texts: Texts, position: int, steps: int) -> int:
     """The position `steps` tokens before; steps < PAGE."""
     if position % PAGE >= steps:
@@ -174,7 +174,7 @@ def back(texts: Texts, position: int, steps: int) -> int:
     return texts.links[position // PAGE, BEFORE] * PAGE + position % PAGE + PAGE - steps
 
 
-@bare
+@kernel
 def num_after(texts: Texts, position: int, enough: int) -> int:
     """The number of tokens after a position in its text; counting may stop at `enough`."""
     page = position // PAGE
@@ -186,7 +186,7 @@ def num_after(texts: Texts, position: int, enough: int) -> int:
     return count
 
 
-@bare
+@kernel
 def read(texts: Texts, position: int, out: np.ndarray) -> int:
     """Writes the tokens after a position to `out`; returns their number."""
     page, offset, count = position // PAGE, position % PAGE + 1, 0
@@ -212,7 +212,7 @@ def gather(texts: Texts, state: np.ndarray) -> np.ndarray:
     return out
 
 
-@bare
+@kernel
 def erase(texts: Texts, state: np.ndarray) -> None:
     """Empties a text and releases its pages."""
     page = state[FIRST]

@@ -48,10 +48,10 @@ from forerun.ngrams.tables.suffix.nodes import (
     new_node,
     replace,
 )
-from forerun.utils.jit import bare, fetch
+from forerun.utils.jit import fetch, kernel
 
 
-@bare
+@kernel
 def append(
     nodes: np.ndarray,
     runs: np.ndarray,
@@ -89,7 +89,7 @@ def append(
     return len(new)
 
 
-@bare
+@kernel
 def fetch_children(
     tree: Nodes, pointers: np.ndarray, start: int, token: int, found: np.ndarray
 ) -> None:
@@ -122,7 +122,7 @@ def fetch_children(
         fetch(nodes, nodes[found[i], PREV])
 
 
-@bare
+@kernel
 def advance(tree: Nodes, pointers: np.ndarray, token: int, position: int) -> None:
     """Moves all pointers by one token."""
     nodes, texts = tree.nodes, tree.texts
@@ -150,7 +150,7 @@ def advance(tree: Nodes, pointers: np.ndarray, token: int, position: int) -> Non
             nodes[child, TOKEN] = first_token(texts, nodes, child)
 
 
-@bare
+@kernel
 def descend(tree: Nodes, node: int, token: int, position: int) -> int:
     """The node one token below `node`, created if missing; its count is incremented."""
     child = child_of(tree, node, token)
@@ -165,20 +165,20 @@ def descend(tree: Nodes, node: int, token: int, position: int) -> int:
     return child
 
 
-@bare
+@kernel
 def younger(texts: Texts, old: int, new: int) -> int:
     """The one of two end positions that is in the younger text; ties: `new`."""
     births = texts.links[:, BIRTH]
     return new if births[new // PAGE] >= births[old // PAGE] else old
 
 
-@bare
+@kernel
 def first_token(texts: Texts, nodes: np.ndarray, node: int) -> int:
     """The first token of the edge to a node, read from its text."""
     return token_at(texts, back(texts, nodes[node, END], nodes[node, LENGTH] - 1))
 
 
-@bare
+@kernel
 def merge(tree: Nodes, node: int, child: int) -> None:
     """Merges a node into its only child of equal count."""
     nodes = tree.nodes
@@ -189,7 +189,7 @@ def merge(tree: Nodes, node: int, child: int) -> None:
     release(tree.node_pool, nodes, NEXT, node)
 
 
-@bare
+@kernel
 def split(tree: Nodes, node: int) -> int:
     """Splits the edge to `node` after its first token; returns the new node there."""
     nodes = tree.nodes
@@ -212,7 +212,7 @@ def remove(tree: Nodes, state: np.ndarray, depth: int) -> None:
     erase(tree.texts, state)
 
 
-@bare
+@kernel
 def remove_suffix(tree: Nodes, suffix: np.ndarray) -> None:
     """Decrements the count of every prefix of a suffix."""
     nodes, node, at = tree.nodes, ROOT, 0
@@ -232,7 +232,7 @@ def remove_suffix(tree: Nodes, suffix: np.ndarray) -> None:
     merge_only_child(tree, node)
 
 
-@bare
+@kernel
 def merge_only_child(tree: Nodes, node: int) -> None:
     """Merges a node with its only child if their counts are equal."""
     child = tree.nodes[node, HEAD]

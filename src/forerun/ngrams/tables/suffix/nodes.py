@@ -26,7 +26,7 @@ from forerun.ngrams.tables.suffix.hash_maps import (
     slot_with,
     take,
 )
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 # Columns of `nodes`; OWNER is the parent, TOKEN the first token of the edge from it.
 HEAD, NEXT, PREV, COUNT, LENGTH, END, RUN = 2, 3, 4, 5, 6, 7, 8
@@ -73,7 +73,7 @@ def with_nodes(old: Nodes, count: int) -> Nodes:
     return tree
 
 
-@bare
+@kernel
 def rehash(old: np.ndarray, tree: Nodes) -> None:
     """Maps all children of the old slots in the new slots."""
     for row in old:
@@ -81,7 +81,7 @@ def rehash(old: np.ndarray, tree: Nodes) -> None:
             put(tree.slots, tree.nodes, row)
 
 
-@bare
+@kernel
 def child_of(tree: Nodes, node: int, token: int) -> int:
     """The child with an edge that begins with `token`, or -1."""
     head = tree.nodes[node, HEAD]
@@ -92,7 +92,7 @@ def child_of(tree: Nodes, node: int, token: int) -> int:
     return find(tree.slots, tree.nodes, node, token)
 
 
-@bare
+@kernel
 def new_node(tree: Nodes, token: int, count: int, length: int, end: int) -> int:
     """A node without parent."""
     node = take(tree.node_pool, tree.nodes, NEXT)
@@ -102,14 +102,14 @@ def new_node(tree: Nodes, token: int, count: int, length: int, end: int) -> int:
     return node
 
 
-@bare
+@kernel
 def previous_sibling(tree: Nodes, node: int) -> int:
     """The previous sibling, or -1."""
     is_first = tree.nodes[tree.nodes[node, OWNER], HEAD] == node
     return NONE if is_first else tree.nodes[node, PREV]
 
 
-@bare
+@kernel
 def link(tree: Nodes, node: int, after: int) -> None:
     """Inserts a node into its parent's list after `after`, or at the front."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
@@ -126,7 +126,7 @@ def link(tree: Nodes, node: int, after: int) -> None:
     nodes[last, PREV] = node
 
 
-@bare
+@kernel
 def unlink(tree: Nodes, node: int) -> None:
     """Removes a node from its parent's list."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
@@ -140,7 +140,7 @@ def unlink(tree: Nodes, node: int) -> None:
         nodes[last, PREV] = before
 
 
-@bare
+@kernel
 def begin_run(tree: Nodes, node: int) -> None:
     """Makes a node a new run."""
     run = take(tree.run_pool, tree.runs, FIRST)
@@ -148,7 +148,7 @@ def begin_run(tree: Nodes, node: int) -> None:
     tree.nodes[node, RUN] = run
 
 
-@bare
+@kernel
 def leave_run(tree: Nodes, node: int) -> None:
     """Removes a node from its run; it must still be in its list."""
     run = tree.nodes[node, RUN]
@@ -160,7 +160,7 @@ def leave_run(tree: Nodes, node: int) -> None:
         tree.runs[run, FINAL] = tree.nodes[node, PREV]
 
 
-@bare
+@kernel
 def prepend_to_run(tree: Nodes, node: int, run: int) -> None:
     """Inserts a node into the list as the first of a run."""
     first = tree.runs[run, FIRST]
@@ -169,7 +169,7 @@ def prepend_to_run(tree: Nodes, node: int, run: int) -> None:
     tree.nodes[node, RUN] = run
 
 
-@bare
+@kernel
 def increment(tree: Nodes, node: int) -> None:
     """Increments a count; the node becomes the first of its new count."""
     nodes, run = tree.nodes, tree.nodes[node, RUN]
@@ -188,7 +188,7 @@ def increment(tree: Nodes, node: int) -> None:
         begin_run(tree, node)
 
 
-@bare
+@kernel
 def decrement(tree: Nodes, node: int) -> None:
     """Decrements a count, to at least 1; the node becomes the first of its new count."""
     nodes, run = tree.nodes, tree.nodes[node, RUN]
@@ -206,7 +206,7 @@ def decrement(tree: Nodes, node: int) -> None:
         begin_run(tree, node)
 
 
-@bare
+@kernel
 def attach(tree: Nodes, parent: int, node: int) -> None:
     """Adds a child with count 1, as the first of that count."""
     nodes, head = tree.nodes, tree.nodes[parent, HEAD]
@@ -223,7 +223,7 @@ def attach(tree: Nodes, parent: int, node: int) -> None:
         begin_run(tree, node)
 
 
-@bare
+@kernel
 def detach(tree: Nodes, node: int) -> None:
     """Removes a node without children from its parent and frees it."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
@@ -238,7 +238,7 @@ def detach(tree: Nodes, node: int) -> None:
     release(tree.node_pool, nodes, NEXT, node)
 
 
-@bare
+@kernel
 def replace(tree: Nodes, old: int, new: int) -> None:
     """Replaces `old` by `new`, with equal first token and count, among its siblings."""
     nodes, parent, run = tree.nodes, tree.nodes[old, OWNER], tree.nodes[old, RUN]
@@ -254,7 +254,7 @@ def replace(tree: Nodes, old: int, new: int) -> None:
             tree.runs[run, side] = new
 
 
-@bare
+@kernel
 def adopt(tree: Nodes, parent: int, child: int) -> None:
     """Makes `child` the only child of a node without children."""
     tree.nodes[child, OWNER] = parent

@@ -11,10 +11,10 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.tables.logits.kernels import EMPTY_KEY, MIX_A, MIX_B, Table, find
-from forerun.utils.jit import bare, copy
+from forerun.utils.jit import copy, kernel
 
 
-@bare
+@kernel
 def mixed(pair: np.uint64) -> np.uint64:
     """The key of a << 32 | b, a bijection; never 0, because only 0 maps to 0."""
     h = pair + np.uint64(1)
@@ -32,13 +32,13 @@ def keys_of(pairs: np.ndarray) -> np.ndarray:
     return keys
 
 
-@bare
+@kernel
 def key_of(a: int, b: int) -> np.uint64:
     """The key of the pair (a, b)."""
     return mixed((np.uint64(a) << np.uint64(32)) | np.uint64(b))
 
 
-@bare
+@kernel
 def row_of(own: Table, base: Table, a: int, b: int) -> int:
     """The place of the row of (a, b): s for slot s of `own`, -2 - s of `base`; -1: unknown."""
     key = key_of(a, b)
@@ -49,7 +49,7 @@ def row_of(own: Table, base: Table, a: int, b: int) -> int:
     return -2 - slot if base.keys[slot] == key else -1
 
 
-@bare
+@kernel
 def nudge(
     own: Table, base: Table, tokens: np.ndarray, increment: float, cap: float, clock: int
 ) -> int:
@@ -71,7 +71,7 @@ def nudge(
     return new
 
 
-@bare
+@kernel
 def copy_row(own: Table, slot: int, base: Table, key: np.uint64) -> None:
     """Creates a row in `own`: a copy of the row in `base`, or empty."""
     own.keys[slot] = key
@@ -83,7 +83,7 @@ def copy_row(own: Table, slot: int, base: Table, key: np.uint64) -> None:
         copy(base.probs[found], own.probs[slot])
 
 
-@bare
+@kernel
 def raise_score(
     ids: np.ndarray, scores: np.ndarray, size: int, token: int, increment: float, cap: float
 ) -> int:

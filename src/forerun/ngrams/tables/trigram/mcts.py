@@ -19,7 +19,7 @@ from forerun.ngrams.tables.logits.kernels import Table
 from forerun.ngrams.tables.trigram.kernels import row_of
 from forerun.ngrams.tables.trigram.mcts_tree import SearchTree, extract_tree
 from forerun.ngrams.tables.trigram.table import TrigramMatrix
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 
 def draft(
@@ -90,7 +90,7 @@ def fill_tree(
     return extract_tree(own, base, searched, size, search, nodes, depth, tokens, parents), used
 
 
-@bare
+@kernel
 def _search(
     own: Table,
     base: Table,
@@ -144,7 +144,7 @@ def _new_tree(capacity: int) -> SearchTree:
     )
 
 
-@bare
+@kernel
 def _select(searched: SearchTree, node: int, search: Search) -> int:
     """The child with the largest published score; ties: the first."""
     first = searched.firsts[node]
@@ -166,13 +166,13 @@ def _select(searched: SearchTree, node: int, search: Search) -> int:
     return best
 
 
-@bare
+@kernel
 def _pair(searched: SearchTree, node: int, a: int) -> tuple[int, int]:
     """The last two tokens of a node's path."""
     return (searched.tokens[searched.parents[node]] if node else a), searched.tokens[node]
 
 
-@bare
+@kernel
 def _expand(
     own: Table,
     base: Table,
@@ -211,7 +211,7 @@ def _expand(
     return size
 
 
-@bare
+@kernel
 def _sum_of(table: Table, slot: int) -> float:
     total = 0.0
     for j in range(table.counts[slot]):
@@ -219,7 +219,7 @@ def _sum_of(table: Table, slot: int) -> float:
     return total
 
 
-@bare
+@kernel
 def _roll(
     own: Table,
     base: Table,
@@ -254,7 +254,7 @@ def _roll(
     return reward, used
 
 
-@bare
+@kernel
 def _draw(table: Table, slot: int, total: float, uniform: float) -> int:
     """Draws an entry of a row in proportion to its score, like `SeededDice.choice`."""
     goal, mass = uniform * total, 0.0

@@ -13,7 +13,7 @@ from numba import njit
 from forerun.core.tree_search import Search
 from forerun.ngrams.tables.logits.kernels import Table
 from forerun.ngrams.tables.trigram.kernels import row_of
-from forerun.utils.jit import bare
+from forerun.utils.jit import kernel
 
 
 class SearchTree(NamedTuple):
@@ -84,7 +84,7 @@ def _most_visited(visits: np.ndarray, top: int) -> np.ndarray:
     return best[:size]
 
 
-@bare
+@kernel
 def _put(tokens: np.ndarray, parents: np.ndarray, count: int, token: int, parent: int) -> int:
     """The child of `parent` with `token`; appended if there is none."""
     for node in range(parent + 1, count):

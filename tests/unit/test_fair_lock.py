@@ -23,21 +23,21 @@ def ended(work: Callable[[], None]) -> bool:
     return not thread.is_alive()
 
 
-def is_free(turns: FairLock) -> bool:
+def is_free(lock: FairLock) -> bool:
     def take() -> None:
-        with turns:
+        with lock:
             pass
 
     return ended(take)
 
 
 def test_nobody_is_passed_over() -> None:
-    turns, start, order = FairLock(), Barrier(3), list[int]()
+    lock, start, order = FairLock(), Barrier(3), list[int]()
 
     def work(who: int) -> None:
         start.wait(10)
         for _ in range(20):
-            with turns, turns:
+            with lock, lock:
                 inside.append(who)
                 sleep(0.001)
                 assert inside == [who]
@@ -50,14 +50,16 @@ def test_nobody_is_passed_over() -> None:
     for thread in threads:
         thread.join(10)
     again = sum(one == other for one, other in zip(order[:40], order[1:40], strict=False))
-    assert len(order) == 60 and again < 10, "Python's own lock gives one all of its turns first"
+    assert len(order) == 60 and again < 10, (
+        "Python's own lock gives one thread all of its turns first"
+    )
 
 
 def test_an_error_gives_the_turn_back() -> None:
-    turns = FairLock()
-    with pytest.raises(ValueError), turns:
+    lock = FairLock()
+    with pytest.raises(ValueError), lock:
         raise ValueError
-    assert is_free(turns)
+    assert is_free(lock)
 
 
 class Interrupted(Exception):
@@ -73,16 +75,16 @@ def test_interrupts_at_any_moment_give_the_turn_back(depth: int) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(3000):
-            turns = FairLock()
+            lock = FairLock()
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 97 * 1.3e-6)
                 while True:
-                    with turns:
+                    with lock:
                         if depth == 2:
-                            with turns:
+                            with lock:
                                 pass
             except Interrupted:
-                assert is_free(turns)
+                assert is_free(lock)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -90,49 +92,49 @@ def test_interrupts_at_any_moment_give_the_turn_back(depth: int) -> None:
 
 def test_a_finalizer_that_comes_while_a_turn_is_waited_for_has_its_own() -> None:
     """It may run between any two lines of the thread that waits, and use what it closes."""
-    turns, came = FairLock(), list[int]()
+    lock, came = FairLock(), list[int]()
 
     def finalizer(frame: Any, event: str, _: object) -> Any:
         if frame.f_code.co_name == "__enter__":
             if event == "line":
-                with turns:
+                with lock:
                     came.append(frame.f_lineno)
             return finalizer
         return None
 
     def work() -> None:
         sys.settrace(finalizer)
-        with turns:
+        with lock:
             sys.settrace(None)
 
     def hold() -> None:
-        with turns:
+        with lock:
             sleep(0.2)
 
     holder = Thread(target=hold, daemon=True)
     holder.start()
     assert ended(work) and len(came) > 3
-    assert is_free(turns)
+    assert is_free(lock)
 
 
 def test_what_is_due_soon_is_done_with_the_next_turn_and_never_waits() -> None:
-    turns, done = FairLock(), list[str]()
-    turns.run_when_free(lambda: done.append("at once"))
-    assert done == ["at once"] and is_free(turns)
+    lock, done = FairLock(), list[str]()
+    lock.run_when_free(lambda: done.append("at once"))
+    assert done == ["at once"] and is_free(lock)
 
     def of_another_thread() -> None:
-        turns.run_when_free(lambda: done.append("after another's turn"))
-        turns.run_when_free(lambda: done.append("in order"))
+        lock.run_when_free(lambda: done.append("after another's turn"))
+        lock.run_when_free(lambda: done.append("in order"))
 
-    with turns:
-        turns.run_when_free(lambda: done.append("not amidst its own turn"))
+    with lock:
+        lock.run_when_free(lambda: done.append("not amidst its own turn"))
         assert ended(of_another_thread)
-        with turns:
+        with lock:
             assert done == ["at once"]
-    with turns:
+    with lock:
         assert done[1:] == ["not amidst its own turn", "after another's turn", "in order"]
-    turns.run_when_free(lambda: turns.run_when_free(lambda: done.append("and what that wants")))
-    assert done[4:] == ["and what that wants"] and is_free(turns)
+    lock.run_when_free(lambda: lock.run_when_free(lambda: done.append("and what that wants")))
+    assert done[4:] == ["and what that wants"] and is_free(lock)
 
 
 def fail() -> None:
@@ -140,11 +142,11 @@ def fail() -> None:
 
 
 def test_an_error_of_what_was_due_gives_the_turn_back(caplog: pytest.LogCaptureFixture) -> None:
-    turns = FairLock()
+    lock = FairLock()
     with pytest.raises(ValueError):
-        turns.run_when_free(fail)
-    assert is_free(turns)
-    with turns:
+        lock.run_when_free(fail)
+    assert is_free(lock)
+    with lock:
         pass
     assert not caplog.text, "it is not done again"
 
@@ -153,36 +155,36 @@ def test_an_error_of_what_was_due_gives_the_turn_back(caplog: pytest.LogCaptureF
 def test_an_error_of_what_was_due_is_told_and_spares_who_comes_next(
     caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    turns, done = FairLock(), list[int]()
-    with turns:
-        turns.run_when_free(fail)
-        turns.run_when_free(lambda: done.append(1))
+    lock, done = FairLock(), list[int]()
+    with lock:
+        lock.run_when_free(fail)
+        lock.run_when_free(lambda: done.append(1))
     if how == "with":
-        with turns:
+        with lock:
             done.append(2)
     else:
-        turns.run_when_free(lambda: done.append(2))
+        lock.run_when_free(lambda: done.append(2))
     assert done == [1, 2] and "of another call" in caplog.text
 
 
 def test_what_was_due_and_is_interrupted_is_done_in_the_next_turn() -> None:
-    turns, done = FairLock(), list[int]()
+    lock, done = FairLock(), list[int]()
 
     def work() -> None:
         done.append(1)
         if len(done) == 1:
             raise KeyboardInterrupt
 
-    with turns:
-        turns.run_when_free(work)
+    with lock:
+        lock.run_when_free(work)
     with pytest.raises(KeyboardInterrupt):
-        turns.__enter__()
-    assert is_free(turns) and done == [1, 1]
-    with turns:
+        lock.__enter__()
+    assert is_free(lock) and done == [1, 1]
+    with lock:
         assert done == [1, 1]
 
 
 def test_copies_share_and_deep_copies_do_not() -> None:
-    held = {"turns": FairLock()}
-    assert copy.copy(held)["turns"] is held["turns"]
-    assert copy.deepcopy(held)["turns"] is not held["turns"]
+    held = {"lock": FairLock()}
+    assert copy.copy(held)["lock"] is held["lock"]
+    assert copy.deepcopy(held)["lock"] is not held["lock"]

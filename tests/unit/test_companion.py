@@ -72,7 +72,7 @@ def test_the_reasoner_comes_with_its_draft(reasoner: Model) -> None:
     assert len({each[0].runner for each in found}) == 1
     assert found[0][0].runner.model.dtype == reasoner.target.model.dtype == torch.float32
     assert "weights" in str(reasoner.drafter("auto").memory_report())
-    router = Methods({}, None, **reasoner.offers).router(Speculative())
+    router = Methods({}, None, **reasoner.offers).dispatcher(Speculative())
     assert drafts(router.by_name["auto"].drafter)[0].runner is found[0][0].runner
     other = forerun.load("reasoner", dtype="bf16")
     assert drafts(other.drafter("auto"))[0].runner.model.dtype == torch.bfloat16

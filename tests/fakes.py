@@ -11,9 +11,10 @@ import torch
 
 from forerun.core.dice import Dice
 from forerun.core.forward_batch import ForwardBatch
+from forerun.core.growing import Path, Source
 from forerun.core.logits import advance
 from forerun.core.records import Cost, Rows, Sequence, Verdict
-from forerun.core.roles import Path, Shaper, Source, Target
+from forerun.core.roles import Shaper, Target
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import Proposal, Tree
 from forerun.engine.engine import Engine

@@ -52,7 +52,7 @@ class Kind(NamedTuple):
 _ROLES = "forerun.core.roles"
 KINDS = {
     "drafter": Kind("forerun.drafters", f"{_ROLES}:Drafter", "forerun.drafters"),
-    "grower": Kind("forerun.growers", f"{_ROLES}:Grower", "forerun.growers"),
+    "grower": Kind("forerun.growers", "forerun.core.growing:Grower", "forerun.growers"),
     "verifier": Kind("forerun.verifiers", f"{_ROLES}:Verifier", "forerun.verifiers"),
     "controller": Kind("forerun.controllers", f"{_ROLES}:Controller", "forerun.controllers"),
     "constraint": Kind("forerun.constraints", f"{_ROLES}:Shaper", "forerun.constraints"),

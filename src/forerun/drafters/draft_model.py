@@ -14,9 +14,10 @@ import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.growing import Path, Source
 from forerun.core.mixins import Priced, Shared
 from forerun.core.records import Plan, Sequence, SharedBytes
-from forerun.core.roles import Path, Source, Target
+from forerun.core.roles import Target
 from forerun.core.sampling import softmax, to_probs
 from forerun.core.tree import Proposal, Tree
 from forerun.drafters.base import Grown

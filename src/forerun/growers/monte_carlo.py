@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Growth, Path
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth, Path
 from forerun.core.tree import Proposal, Tree, TreeBuilder
 from forerun.core.tree_search import CONSTANT, PATH, REWARDS, Search
 from forerun.errors import ConfigError

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from forerun.core.forward_batch import ForwardBatch
+from forerun.core.growing import Path
 from forerun.core.records import Rows, Sequence, Verdict
-from forerun.core.roles import Path, Target
+from forerun.core.roles import Target
 from forerun.core.tree import Tree
 from forerun.errors import CapacityError, ConfigError
 from forerun.runner.detailed_forward import check_positions, detailed_rows

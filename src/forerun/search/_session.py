@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.records import Sequence, Step
 from forerun.core.sampling import Sampling
+from forerun.engine.requests import as_samplings
 from forerun.engine.stats import Stats
 from forerun.engine.stopping import Stops, Stream
 from forerun.errors import CapacityError, ConfigError
@@ -85,8 +86,6 @@ class Session:
         dice: Callable[..., Dice] = SeededDice,
         **options: Any,
     ) -> None:
-        from forerun.api import as_samplings
-
         own: Any = [prompt if isinstance(prompt, str) else list(prompt)]
         self.notes: list[str] = []
         asked = options | {"n": 1}

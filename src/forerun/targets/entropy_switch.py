@@ -202,7 +202,7 @@ class EntropySwitch(Target):
         return {
             f"{name} {part}": size
             for name, model in zip(("small", "large"), self.models, strict=True)
-            for part, size in model.memory_report().items()  # type: ignore[attr-defined]
+            for part, size in model.memory_report().items()
         }
 
     def caught_up(self, seq: Sequence, which: int, depth: int = 0) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun import registry
 from forerun.assets import as_problem, is_embedded
-from forerun.core.logits import Adjust
+from forerun.constraints._penalties import Adjust
 from forerun.core.mixins import is_kept
 from forerun.core.records import Step
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of

@@ -10,8 +10,9 @@ from budgets import ALL, Free, bound, extra, one_step, together
 
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import CREDIT_STEPS, LEARN_PRICE, PROBE, PROBE_SHARE, Budget
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
-from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.records import Plan, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
 from forerun.core.tree import EMPTY, chain
 from forerun.errors import ConfigError

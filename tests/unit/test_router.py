@@ -10,9 +10,10 @@ from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
 import forerun
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
+from forerun.core.cost import Cost
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.mixins import parts_of
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
 from forerun.drafters import draft_model

@@ -21,8 +21,9 @@ from collections.abc import Hashable
 from forerun.controllers._acceptance import Acceptance, Record
 from forerun.controllers._tree_size import best_sizes
 from forerun.controllers.fixed import MAX_NODES
+from forerun.core.cost import Cost
 from forerun.core.mixins import active_drafter, priced
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError

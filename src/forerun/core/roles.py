@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from forerun.core.cost import Cost
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.tree import EMPTY, Tree
 from forerun.errors import ConfigError
 from forerun.utils.locks import FairLock

@@ -19,9 +19,10 @@ from operator import mul
 from typing import Any
 from weakref import WeakSet
 
+from forerun.core.cost import Cost
 from forerun.core.dice import Dice
 from forerun.core.mixins import active_drafter, priced
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Drafter, Target
 from forerun.core.scopes import check_scope, key_of
 from forerun.core.tree import EMPTY, Tree, with_source

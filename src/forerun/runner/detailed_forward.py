@@ -17,13 +17,17 @@ from forerun.core.forward_batch import ForwardBatch, fields, missing
 from forerun.core.records import PromptRows, Rows, Sequence
 from forerun.core.tree import Resume, Tree
 from forerun.errors import CapacityError, ConfigError
-from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
+from forerun.runner.forward_batch import (
+    MAX_JOINED_TOKENS,
+    DetailedWork,
+    PassRequest,
+    Work,
+    WorkRows,
+)
 
 if TYPE_CHECKING:
     from forerun.runner.base import Runner
     from forerun.runner.slots import Slot
-
-SMALL = 8  # up to this number of tokens, no separate pass in a batch
 
 
 def detailed_rows(runner: Runner, batch: ForwardBatch, leads: Many[int]) -> list[Rows]:
@@ -47,7 +51,7 @@ class DetailedForward:
         """The rows of every sequence."""
         own = sorted(set(leads))
         parts: dict[int, list[WorkRows]] = {i: [] for i in own}
-        most = self.runner.chunk if len(own) == 1 else SMALL
+        most = self.runner.chunk if len(own) == 1 else MAX_JOINED_TOKENS
         works = {i: self._work(i, parts[i], most) for i in own}
         request = PassRequest(
             self.layers, self.fields.taps, True, self.fields.prompt_logits and self.layers is None

@@ -73,7 +73,7 @@ class DetailedForward:
         return None if starts is None else starts[i]
 
     def queries(self, i: int) -> Many[int]:
-        """Indexes of the queries that return attention weights."""
+        """Indices of the queries that return attention weights."""
         if not self.fields.attention:
             return ()
         given = self.batch.attention_queries
@@ -171,7 +171,7 @@ class DetailedForward:
         if start is None:
             return None
         tokens, total = self.batch.seqs[i].tokens, len(self.batch.trees[lead]) + 1
-        # queries may have asked for more rows than `prompt_rows` does
+        # queries may start before `prompt_rows`, so the passes have more rows
         num, f = len(tokens) - 1 - start, self.fields
 
         def joined(found: list[Tensor]) -> Tensor:
@@ -210,13 +210,13 @@ def check(runner: Runner, batch: ForwardBatch) -> None:
     wanted, count = fields(batch.needs), runner.num_layers
     run = range(count) if batch.layers is None else tuple(batch.layers)
     if not run or list(run) != sorted(set(run)) or run[0] < 0 or run[-1] >= count:
-        raise ConfigError(f"layers={batch.layers} must rise and lie in 0 .. {count - 1}")
+        raise ConfigError(f"layers={batch.layers} must be ascending and within 0 .. {count - 1}")
     if outside := sorted(set(wanted.taps) - set(run)):
         raise ConfigError(f"taps name layer {outside[0]}, and the pass runs layers {run}; drop it")
     _check_indexes(batch)
     if batch.layers is not None and (batch.prompt_rows or batch.attention_queries):
         raise ConfigError(
-            "a pass over some layers has rows of the root and the tree only; ask for prompt rows "
+            "a pass over some layers has rows of the root and the tree only; request prompt rows "
             "and attention of earlier tokens in a pass over all layers"
         )
 
@@ -231,7 +231,7 @@ def _check_indexes(batch: ForwardBatch) -> None:
         queries = () if batch.attention_queries is None else batch.attention_queries[i]
         if not all(0 <= index < len(seq.tokens) + len(tree) for index in queries):
             raise ConfigError(
-                f"attention_queries={list(queries)} must lie in 0 .. "
+                f"attention_queries={list(queries)} must be within 0 .. "
                 f"{len(seq.tokens) + len(tree) - 1} for sequence {i}"
             )
 

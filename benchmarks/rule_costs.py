@@ -130,8 +130,8 @@ def walk_table(vocab: int, rounds: int) -> None:
 
 def dense_tree(draw: str, q: Proposal, dice: SeededDice) -> Tree:
     """Three levels: a chain, three i.i.d. chains, or 3 x 3 x 3 greedy drafts."""
+    from forerun.core.growing import Source
     from forerun.core.records import Plan
-    from forerun.core.roles import Source
     from forerun.drafters.base import Grown
 
     class Same(Source):

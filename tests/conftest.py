@@ -64,7 +64,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _fixed_cost() -> Iterator[None]:
     """Every target in this process has the same cost: what a busy machine measures of a tiny model
     would decide what the default controller drafts. Commands that tests start measure their own."""
-    from forerun.core.records import Cost
+    from forerun.core.cost import Cost
     from forerun.core.roles import Target
 
     with pytest.MonkeyPatch.context() as patch:

@@ -9,11 +9,13 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 
+from forerun.core.cost import Cost
 from forerun.core.dice import Dice
 from forerun.core.forward_batch import ForwardBatch
+from forerun.core.growing import Path, Source
 from forerun.core.logits import advance
-from forerun.core.records import Cost, Rows, Sequence, Verdict
-from forerun.core.roles import Path, Shaper, Source, Target
+from forerun.core.records import Rows, Sequence, Verdict
+from forerun.core.roles import Shaper, Target
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import Proposal, Tree
 from forerun.engine.engine import Engine

@@ -8,9 +8,10 @@ import numpy as np
 
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun.controllers.fixed import Fixed
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
 from forerun.core.mixins import Priced
-from forerun.core.records import Cost, Plan, Sequence
+from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, chain

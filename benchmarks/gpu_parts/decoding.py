@@ -14,7 +14,7 @@ from forerun.api import Model
 from forerun.bench.local_runner import LocalMethod
 from forerun.bench.metrics import totals
 from forerun.bench.results import SampleRecord
-from forerun.core.records import Cost
+from forerun.core.cost import Cost
 from forerun.core.sampling import Sampling
 from forerun.runner.attention import TorchDecoder
 from forerun.tasks.base import Example

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import logging
-import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from forerun import registry
 from forerun.assets import as_problem, is_embedded
-from forerun.core.logits import Adjust
+from forerun.constraints._penalties import Adjust
+from forerun.core.mixins import is_kept
 from forerun.core.records import Step
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.core.sampling import Sampling
 from forerun.engine.engine import Engine, check_pair
 from forerun.engine.generation import Event, Run, Sample, record_logprobs
+from forerun.engine.requests import (
+    Prompts,
+    Samplings,
+    as_prompts,
+    check_batch,
+    check_numbers,
+    check_overrides,
+    check_tenant,
+    sampling_per_prompt,
+)
 from forerun.engine.safe_drafter import SafeDrafter
 from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stopping import Stops
-from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.errors import ConfigError
 from forerun.models.generation_config import warn_of_defaults
 from forerun.models.paths import dtype_name, located
 from forerun.models.token_bounds import TokenBounds
@@ -36,9 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forerun")
 
-Prompts = str | Many[str] | Many[Many[int]]
 Messages = str | list[dict[str, str]]
-Samplings = Sampling | Many[Sampling] | None
 
 
 @dataclass(frozen=True)
@@ -152,45 +159,22 @@ class Model:
         numbers: indices of the prompts in a larger batch, which select their random streams.
         overrides: fields of Sampling, such as n=16.
         """
-        unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
-        if unknown:
-            own = {"drafter", "verifier", "controller", "constraint", "batch"}
-            known = {*Sampling.__dataclass_fields__, *own}
-            raise UnknownName.of("option", unknown[0], known)
-        if batch is not None and not (_is_whole(batch) and batch >= 1):
-            raise ConfigError(
-                f"batch must be at least 1, a whole number, got {batch!r}; 1 runs one at a time"
-            )
-        if not isinstance(tenant, str):
-            raise ConfigError(f"tenant must be a string, got {tenant!r}; use '' for a single one")
-        texts = _as_list(prompts)
+        check_overrides(overrides, ("drafter", "verifier", "controller", "constraint", "batch"))
+        check_batch(batch)
+        check_tenant(tenant)
+        texts = as_prompts(prompts)
         self._check_form(texts)
-        given = as_samplings(sampling)
-        given = given * len(texts) if len(given) == 1 else given
-        if len(given) != len(texts):
-            raise ConfigError(
-                f"expected one sampling setting for all prompts, or one for each; prompts: "
-                f"{len(texts)}, settings: {len(given)}"
-            )
-        if numbers is not None and len(numbers) != len(texts):
-            raise ConfigError(
-                f"expected a number for each prompt or none; prompts: {len(texts)}, numbers: "
-                f"{len(numbers)}"
-            )
-        if numbers is not None and not all(_is_whole(n) and n >= 0 for n in numbers):
-            raise ConfigError(f"numbers of prompts are whole and at least 0, got {numbers!r}")
-        given = [replace(s, **overrides) for s in given]
+        given = sampling_per_prompt(sampling, len(texts), overrides)
+        check_numbers(numbers, len(texts))
         recorder = Recorder()
-        listeners: list[Callable[[Step], None]] = []
-        if any(s.logprobs is not None for s in given):
-            listeners.append(record_logprobs)
-        listeners += [on_step, recorder] if on_step else [recorder]
+        listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
+        if any(one.logprobs is not None for one in given):
+            listeners.insert(0, record_logprobs)
         chosen = self.drafter(drafter)
         single = isinstance(constraint, str | Shaper)
         named = [constraint] if single else constraint  # type: ignore[list-item]
         shapers = [*shapers, *map(self.constraint, named)]  # type: ignore[arg-type]
         engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
-        is_kept = not isinstance(drafter, str) or tenant in getattr(chosen, "kept", ())
         run = Run(
             self,
             engine,
@@ -199,7 +183,7 @@ class Model:
             given,
             numbers=numbers,
             tenant=tenant,
-            forget_after_run=not is_kept,
+            forget_after_run=isinstance(drafter, str) and not is_kept(chosen, tenant),
         )
         with self.target.lock:
             run.fit(warns=batch is not None)
@@ -316,7 +300,7 @@ class Model:
         Memory shared by several drafters is reported for the first.
         """
         with self.target.lock:
-            report = dict(getattr(self.target, "memory_report", dict)())
+            report = dict(self.target.memory_report())
             held = {spec: part.memory_report() for spec, part in list(self._drafters.items())}
         seen: set[Hashable] = set()
         for spec, sizes in held.items():
@@ -335,51 +319,6 @@ def _check_role(kind: str, part: Any, role: type) -> None:
         raise ConfigError(
             f"expected the name of a {kind} or a {role.__name__} object, got {part!r}{hint}"
         )
-
-
-def _is_whole(number: object) -> bool:
-    return isinstance(number, Integral) and not isinstance(number, bool)
-
-
-def _as_list(prompts: Prompts) -> list[str | list[int]]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping):
-        raise DataError(
-            f"expected a prompt or a list of them, got {prompts!r}; such as '...', "
-            "['...', '...'] or [[5, 6, 7]]"
-        )
-    found = [_as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
-    if not found:
-        raise DataError("there is no prompt; give at least one")
-    return found
-
-
-def _as_prompt(i: int, prompt: Any) -> str | list[int]:
-    if isinstance(prompt, str):
-        return prompt
-    try:
-        if isinstance(prompt, bytes):
-            raise TypeError
-        return [operator.index(token) for token in prompt]  # NumPy's integers too
-    except TypeError:
-        raise DataError(
-            f"prompt {i} is {prompt!r}; expected a text or a list of token ids. Model.generate "
-            "takes a list of those, such as ['...', '...'] or [[5, 6, 7]]"
-        ) from None
-
-
-def as_samplings(sampling: Samplings) -> list[Sampling]:
-    """Sampling settings as a list; one default if None. Raises ConfigError."""
-    if sampling is None:
-        return [Sampling()]
-    given = list(sampling) if isinstance(sampling, Iterable) else [sampling]
-    if not all(isinstance(one, Sampling) for one in given):
-        raise ConfigError(
-            f"expected a Sampling, or a list with one for each prompt, got {sampling!r}; pass "
-            "several prompts as one list, and options by name, such as temperature=0.6"
-        )
-    return given
 
 
 def load(

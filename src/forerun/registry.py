@@ -13,7 +13,6 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -21,6 +20,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forerun import catalog
+from forerun.core.option_text import MAX_NUMBER as MAX_NUMBER
+from forerun.core.option_text import parse as parse
+from forerun.core.option_text import piece_type as piece_type
+from forerun.core.option_text import type_names as type_names
+from forerun.core.option_text import typed_value
 from forerun.errors import ConfigError, UnknownName
 
 # Annotations of options that refer to something else, as in `index: Corpus | Index | None`.
@@ -37,7 +41,6 @@ DEFAULT_DRAFTER, DEFAULT_VERIFIER, DEFAULT_CONTROLLER = "auto", "speculative", "
 TREE_DRAFTER = "stand"  # drafts wide trees without a choice among drafters
 MODEL_OPTIONS = frozenset({"tokenizer", "device", "target"})  # options that the model supplies
 NOT_TEXT = frozenset({"tokenizer", "target"})  # options that text cannot express
-MAX_NUMBER = 2**31 - 1  # largest value of an option: kernels count in 32 bits
 DEFAULT_BATCH = 16  # sequences
 
 
@@ -52,7 +55,7 @@ class Kind(NamedTuple):
 _ROLES = "forerun.core.roles"
 KINDS = {
     "drafter": Kind("forerun.drafters", f"{_ROLES}:Drafter", "forerun.drafters"),
-    "grower": Kind("forerun.growers", f"{_ROLES}:Grower", "forerun.growers"),
+    "grower": Kind("forerun.growers", "forerun.core.growing:Grower", "forerun.growers"),
     "verifier": Kind("forerun.verifiers", f"{_ROLES}:Verifier", "forerun.verifiers"),
     "controller": Kind("forerun.controllers", f"{_ROLES}:Controller", "forerun.controllers"),
     "constraint": Kind("forerun.constraints", f"{_ROLES}:Shaper", "forerun.constraints"),
@@ -213,7 +216,7 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
     known = text_options(cls)
     _check_options(kind, name, texts, known)
     try:
-        return cls, {key: _typed(text, known[key]) for key, text in texts.items()}
+        return cls, {key: typed_value(text, known[key]) for key, text in texts.items()}
     except ValueError as error:
         raise ConfigError(f"{kind} {name!r}: {error}; see `forerun methods {name}`") from None
 
@@ -258,88 +261,3 @@ def check_options(kind: str, spec: str, *, is_local: bool = True) -> None:
     if check is not None:
         paths = set() if is_local else reference_options(cls).keys()
         check(**{option: value for option, value in given.items() if option not in paths})
-
-
-def parse(spec: str) -> tuple[str, dict[str, str]]:
-    """Splits "name:key=value,key=value" into the name and the texts of its options.
-
-    Raises ConfigError for a missing value or a repeated key.
-    """
-    name, _, rest = spec.strip().partition(":")
-    given: dict[str, str] = {}
-    for piece in filter(None, rest.split(",")):
-        key, equals, value = piece.partition("=")
-        key, value = key.strip(), value.strip()
-        if not equals or not value:
-            joined = ", or join the values of a list by +, as in 4+3+2" if given else ""
-            raise ConfigError(f"option {key!r} of {name!r} has no value; write {key}=VALUE{joined}")
-        key = key.replace("-", "_")
-        if key in given:
-            raise ConfigError(
-                f"option {key!r} of {name!r} is given twice, as {given[key]} and as {value}; "
-                "write it once"
-            )
-        given[key] = value
-    return name.strip().replace("-", "_"), given
-
-
-BOOLEANS = {"true": True, "false": False}
-
-
-def _typed(text: str, parameter: inspect.Parameter) -> Any:
-    """The value of a text. Raises ValueError for a wrong type or a number beyond MAX_NUMBER."""
-    value = _value(text, parameter)
-    for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, int | float) and not abs(number) <= MAX_NUMBER:  # also true of nan
-            raise ValueError(
-                f"option {parameter.name} takes numbers from -{MAX_NUMBER} to {MAX_NUMBER}, "
-                f"got {text!r}"
-            )
-    return value
-
-
-def _value(text: str, parameter: inspect.Parameter) -> Any:
-    """The text as one of the parameter's annotated types; a tuple is written a+b+c."""
-    kinds = type_names(parameter)
-    if "None" in kinds and text.lower() == "none":
-        return None
-    if "bool" in kinds and text.lower() in BOOLEANS:
-        return BOOLEANS[text.lower()]
-    for kind, convert in (("int", int), ("float", float)):
-        if kind in kinds:
-            with suppress(ValueError):
-                return convert(text)
-    inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
-    if inner:
-        with suppress(ValueError):
-            return tuple(map(piece_type(inner), text.split("+")))
-    plain = {"bool", "int", "float", "None", inner}
-    if not plain.issuperset(kinds):
-        return text
-    raise ValueError(f"option {parameter.name} takes {_describe_types(kinds)}, got {text!r}")
-
-
-def type_names(parameter: inspect.Parameter) -> list[str]:
-    """The types of an annotation as written, "int | None" as ["int", "None"]."""
-    given = parameter.annotation
-    text = given.__name__ if isinstance(given, type) else str(given)
-    return [kind.strip() for kind in text.split("|")]
-
-
-def piece_type(kind: str) -> type:
-    """The type of a tuple's elements."""
-    if "int" in kind or "TokenId" in kind:
-        return int
-    return float if "float" in kind else str
-
-
-def _describe_types(kinds: list[str]) -> str:
-    """What users may write for a parameter of these types."""
-    words = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
-    found = [text for kind, text in words.items() if kind in kinds]
-    if inner := next((kind for kind in kinds if kind.startswith("tuple")), None):
-        is_whole = piece_type(inner) is int
-        found.append(
-            "whole numbers joined by + (4+3+2)" if is_whole else "numbers joined by + (0.5+0.1)"
-        )
-    return " or ".join(found)

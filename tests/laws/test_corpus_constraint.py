@@ -13,9 +13,9 @@ import pytest
 
 from drafts import CHAIN, SHAPED, TREE, grown, made
 from fakes import VOCAB, exact_law
+from forerun.constraints._penalties import Adjust
 from forerun.constraints.corpus import Corpus
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Adjust
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling

@@ -7,8 +7,8 @@ import pytest
 
 from drafts import SHAPED, made
 from fakes import VOCAB, NoRepeats
+from forerun.constraints._penalties import Adjust
 from forerun.constraints.infini import InfiniMix
-from forerun.core.logits import Adjust
 from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
 from forerun.ngrams.index.query.engine import Index

@@ -8,7 +8,7 @@ import pytest
 from drafts import DRAFTERS, TREE, grown, made
 from fakes import FakeRunner, NoRepeats
 from forerun import catalog, registry
-from forerun.core.logits import Adjust
+from forerun.constraints._penalties import Adjust
 from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
 from forerun.core.tree_template import grid

@@ -13,9 +13,9 @@ import pytest
 
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
+from forerun.constraints._penalties import Adjust
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import Dice, EnumeratedDice
-from forerun.core.logits import Adjust
 from forerun.core.records import Step
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree_template import grid

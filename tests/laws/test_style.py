@@ -7,8 +7,8 @@ import pytest
 
 from drafts import SHAPED
 from fakes import VOCAB, NoRepeats
+from forerun.constraints._penalties import Adjust
 from forerun.constraints.ngram_style import NgramStyle
-from forerun.core.logits import Adjust
 from forerun.core.sampling import Sampling
 from forerun.ngrams.index.counts.trie import NgramModel
 from harness import TARGET, Request, check_shaped

@@ -12,7 +12,7 @@ import pytest
 
 import forerun
 from forerun.api import Model
-from forerun.core.records import Cost
+from forerun.core.cost import Cost
 from forerun.core.roles import Drafter
 from forerun.drafters.stand import Stand
 from forerun.engine.stats import Stats

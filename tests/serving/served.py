@@ -23,8 +23,9 @@ import openai
 import torch
 
 from forerun.api import Model
+from forerun.core.cost import Cost
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.records import Cost, Rows, Sequence, Verdict
+from forerun.core.records import Rows, Sequence, Verdict
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
 from forerun.models.tokenizer import Tokenizer

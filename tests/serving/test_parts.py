@@ -18,8 +18,9 @@ import pytest
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
 from forerun.cli.serve import REASONER_TEMPLATE
+from forerun.core.cost import Cost
 from forerun.core.dice import EnumeratedDice, SeededDice
-from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.records import Plan, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, chain
 from forerun.drafters.base import PerSequence

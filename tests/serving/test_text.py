@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import forerun
-from forerun.core.records import Cost
+from forerun.core.cost import Cost
 from served import Served, scripted, thread
 
 TEXT = "one two three four five STOP six seven eight nine ten "

@@ -6,9 +6,10 @@ from collections.abc import Sequence as Many
 
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import Budget
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
 from forerun.core.mixins import Priced
-from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.records import Plan, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
 from forerun.core.tree import EMPTY, chain
 

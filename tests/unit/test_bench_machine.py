@@ -81,10 +81,10 @@ def test_limits_are_positive_and_finite(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("size", "is_roomy"), [("32K", False), ("48K", True), ("64K", True), (None, False)]
+    ("size", "has_large_l1"), [("32K", False), ("48K", True), ("64K", True), (None, False)]
 )
 def test_a_first_cache_is_roomy_from_48_kib_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str | None, is_roomy: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str | None, has_large_l1: bool
 ) -> None:
     caches = [("1", "Instruction", "64K"), ("2", "Unified", "1024K")]
     if size:
@@ -95,7 +95,7 @@ def test_a_first_cache_is_roomy_from_48_kib_on(
         for name, text in zip(("level", "type", "size"), told, strict=True):
             (folder / name).write_text(f"{text}\n")
     monkeypatch.setattr(memory, "CACHES", tmp_path)
-    assert memory.is_roomy.__wrapped__() == is_roomy
+    assert memory.has_large_l1.__wrapped__() == has_large_l1
 
 
 def test_the_buffer_exceeds_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import torch
 
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
+from forerun.constraints._penalties import Adjust
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
-from forerun.core.logits import Adjust
 from forerun.core.records import Rows
 from forerun.core.sampling import Sampling
 from forerun.drafters.base import Grown

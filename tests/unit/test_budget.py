@@ -9,9 +9,10 @@ import pytest
 from budgets import ALL, Free, bound, extra, one_step, together
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import CREDIT_STEPS, LEARN_PRICE, PROBE, PROBE_SHARE, Budget
+from forerun.controllers.budget import CREDIT_STEPS, LEARN_PRICE, PROBE_SHARE, PROBE_SIZE, Budget
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
-from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.records import Plan, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
 from forerun.core.tree import EMPTY, chain
 from forerun.errors import ConfigError
@@ -154,7 +155,7 @@ def test_each_drafter_is_judged_by_its_own_drafts() -> None:
     drafter.is_second = True
     fresh = steps(bound(FLAT), ALL, 6)
     after = [one_step(budget, seqs, ALL)[0] for _ in range(6)]
-    assert max(plan.nodes for plan in after) == max(plan.nodes for plan in fresh) > PROBE
+    assert max(plan.nodes for plan in after) == max(plan.nodes for plan in fresh) > PROBE_SIZE
 
 
 def drafts_until_overdrawn(catch_up: float, groups: Many[object]) -> int:

@@ -14,7 +14,7 @@ from forerun.runner import kv_cache as cache_module
 from forerun.runner.free_memory import UNLIMITED, container_bytes
 from forerun.runner.kv_cache import Cache
 from forerun.runner.kv_memory import Cells
-from forerun.runner.slots import MAX_KEPT, MIN_REUSE_TOKENS, Slot, common_prefix
+from forerun.runner.slots import MAX_KEPT_SLOTS, MIN_REUSE_TOKENS, Slot, common_prefix
 
 
 def cache(max_slots: int = 4, max_cells: int = 4096) -> Cache:
@@ -165,7 +165,7 @@ def test_what_comes_next_is_made_ready_in_small_parts() -> None:
 
 def test_a_step_waits_for_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt comes at once; what its cells need next does not."""
-    monkeypatch.setattr("forerun.runner.kv_memory.PART", 1000)
+    monkeypatch.setattr("forerun.runner.kv_memory.STEP_BYTES", 1000)
     made = Cells((2, 1, 64, 2, 1, 4), torch.float32, torch.device("cpu"))
     for share, expected in ((1.0, 1000), (0.1, 1000), (0.3, 1229), (9.0, 2229)):
         made.ready(share)
@@ -254,10 +254,10 @@ def test_conversations_that_take_turns_keep_their_prefixes() -> None:
 
 def test_few_conversations_are_kept_the_latest_ones() -> None:
     c = cache(max_slots=16)
-    chats = [[n] * 2 * MIN_REUSE_TOKENS for n in range(MAX_KEPT + 2)]
+    chats = [[n] * 2 * MIN_REUSE_TOKENS for n in range(MAX_KEPT_SLOTS + 2)]
     for chat in chats:
         turn(c, chat)
-    assert len(c.slots) == MAX_KEPT
+    assert len(c.slots) == MAX_KEPT_SLOTS
     assert turn(c, [*chats[-1], 9]) == turn(c, [*chats[2], 9]) == 2 * MIN_REUSE_TOKENS
     assert turn(c, chats[0]) == 0, "the least recently used ones have gone"
 
@@ -307,7 +307,7 @@ def test_on_a_gpu_cells_are_taken_at_once_where_memory_is_ample(
     free: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since graphs know them by their addresses; "meta" is a device without memory."""
-    monkeypatch.setattr(cache_module, "RECORDED", ("meta",))
+    monkeypatch.setattr(cache_module, "GRAPH_DEVICE_TYPES", ("meta",))
     monkeypatch.setattr(cache_module, "available_bytes", lambda _: free)
     kind = {"dtype": torch.float32, "device": torch.device("meta")}
     c = Cache(1, 1, 16, max_slots=3, max_cells=4096, **kind)  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ import pytest
 
 from forerun.controllers._acceptance import DECAY, MAX_WEIGHT, Acceptance
 from forerun.controllers._tree_size import PRIOR_TRIALS, choose, node_estimates
+from forerun.core.cost import Cost
 from forerun.core.mixins import Priced
-from forerun.core.records import Cost
 from forerun.core.roles import Drafter
 
 NODES = 32

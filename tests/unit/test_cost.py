@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fakes import FakeTarget, table_law
-from forerun.core.records import Cost, Sequence, Step
+from forerun.core.cost import Cost
+from forerun.core.records import Sequence, Step
 from forerun.core.tree import Tree
 from forerun.engine import stats
 from forerun.engine.cost import forward as passes

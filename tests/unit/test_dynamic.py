@@ -15,8 +15,8 @@ from forerun.core.acceptance_prior import (
     grade,
 )
 from forerun.core.dice import SeededDice
+from forerun.core.growing import Source
 from forerun.core.records import Plan
-from forerun.core.roles import Source
 from forerun.core.tree import Proposal, Tree
 from forerun.drafters.base import grow
 from forerun.growers.dynamic import Dynamic

@@ -484,7 +484,7 @@ def test_attention_in_blocks_equals_attention_at_once(
         ({"layers": ()}, r"layers=\(\)"),
         ({"layers": range(2), "prompt_rows": [0]}, "over some layers"),
         ({"prompt_rows": [9]}, "prompt_rows=9 is no index of the 9 tokens"),
-        ({"needs": frozenset({"attention"}), "attention_queries": [[9]]}, "must lie in 0 .. 8"),
+        ({"needs": frozenset({"attention"}), "attention_queries": [[9]]}, "must be within 0 .. 8"),
         ({"positions": [np.arange(12)]}, "first 9 tokens, got 12"),
     ],
 )

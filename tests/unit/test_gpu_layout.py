@@ -11,11 +11,11 @@ from forerun.runner.forward_batch import Work, packed
 from forerun.runner.gpu.layout import (
     BITS,
     HEAD,
-    MOST_OWN,
-    MOST_ROWS,
+    MAX_OWN_CELLS,
+    MAX_ROWS,
+    MAX_TILE_ROWS,
     PER_ROW,
     TILE,
-    TOGETHER,
     WORDS,
     Shape,
     describe,
@@ -48,7 +48,7 @@ def some_works(draw: st.DrawFn) -> list[Work]:
 @settings(max_examples=150, deadline=None)
 def test_rows_and_tiles_say_what_the_spans_say(works: list[Work]) -> None:
     if not fits(works):
-        assert sum(work.num_rows for work in works) > MOST_ROWS
+        assert sum(work.num_rows for work in works) > MAX_ROWS
         return
     shape, rows = shape_of(works), packed(works, (SLOT, CELL), IDS, 1)
     total = sum(work.num_rows for work in works)
@@ -56,7 +56,9 @@ def test_rows_and_tiles_say_what_the_spans_say(works: list[Work]) -> None:
     assert len(told) == shape.size and told[0] == total
     fields = told[HEAD : HEAD + PER_ROW * shape.rows].reshape(PER_ROW, shape.rows)
     words = told[HEAD + PER_ROW * shape.rows :][: WORDS * shape.rows].reshape(shape.rows, WORDS)
-    bits = (words[:, :, None] >> np.arange(BITS) & 1).reshape(shape.rows, MOST_OWN).astype(bool)
+    bits = (
+        (words[:, :, None] >> np.arange(BITS) & 1).reshape(shape.rows, MAX_OWN_CELLS).astype(bool)
+    )
     tiles = told[-TILE * shape.tiles :].reshape(shape.tiles, TILE)[: told[1]]
     assert not fields[:3, total:].any() and not bits[total:].any()
     first, wanted, covered = 0, [], []
@@ -85,9 +87,9 @@ def test_rows_and_tiles_say_what_the_spans_say(works: list[Work]) -> None:
     [
         ([1], Shape(1, 1, 1)),
         ([1, 1, 1], Shape(4, 4, 1)),
-        ([17], Shape(32, 2, TOGETHER)),
-        ([3, 1, 20], Shape(32, 4, TOGETHER)),
-        ([128], Shape(128, 8, TOGETHER)),
+        ([17], Shape(32, 2, MAX_TILE_ROWS)),
+        ([3, 1, 20], Shape(32, 4, MAX_TILE_ROWS)),
+        ([128], Shape(128, 8, MAX_TILE_ROWS)),
     ],
 )
 def test_few_shapes_serve_all_passes(rows: list[int], expected: Shape) -> None:

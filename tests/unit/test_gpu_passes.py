@@ -19,7 +19,7 @@ from forerun.runner import gpu
 from forerun.runner import model_runner as runner
 from forerun.runner.attention import TorchDecoder
 from forerun.runner.model_runner import ModelRunner
-from forerun.runner.native.decoder import say_once
+from forerun.runner.native.decoder import warn_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton")
@@ -65,7 +65,7 @@ def runners(case: str, folder: Path, dtype: str, **options: int) -> tuple[ModelR
     family = case.partition("-")[0]
     saved(case, folder, **({} if family == "gpt2" else SMALL) | options)
     ours, plain = (load_target(folder, dtype=dtype, device=DEVICE) for _ in range(2))
-    assert not gpu.lacking(ours.model.config)
+    assert not gpu.unsupported_config(ours.model.config)
     ours.decode, plain.decode = GraphDecoder(ours.model), TorchDecoder(plain.model)
     return ours, plain
 
@@ -162,7 +162,7 @@ def test_kernels_that_say_something_else_than_torch_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What they said is not passed on, and it is said once."""
-    say_once.cache_clear()
+    warn_once.cache_clear()
     ours, plain = runners("llama", tmp_path, "fp16")
     own = bodies.Attention.look
     monkeypatch.setattr(bodies.Attention, "look", lambda *args: own(*args) * -1)
@@ -174,14 +174,14 @@ def test_kernels_that_say_something_else_than_torch_are_given_up(
         for seq in seqs:
             seq.tokens.append(7)
     assert not ours.decode.is_trusted
-    assert sum("do not say what torch says" in text for text in caplog.messages) == 1
+    assert sum("differ from those of torch" in text for text in caplog.messages) == 1
 
 
 def test_what_cannot_be_compiled_or_recorded_goes_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No compiler, no memory, a GPU that lacks something: nobody's text ends there."""
-    say_once.cache_clear()
+    warn_once.cache_clear()
     ours, plain = runners("llama", tmp_path, "fp16")
 
     def look(*_: object) -> None:
@@ -212,7 +212,7 @@ def test_many_logits_stay_and_outlive_the_next_pass(
     ours, plain = runners("llama", tmp_path, "fp16")
     seqs, found = [[sequence(prompt(20))] for _ in range(2)], []
     for host in (1 << 20, 0, 0):
-        monkeypatch.setattr(graphs, "HOST", host)
+        monkeypatch.setattr(graphs, "MAX_HOST_BYTES", host)
         assert error(ours, plain, seqs, [EMPTY]) <= 1e-2
         (rows,) = forward(ours, seqs[0], [EMPTY])
         found.append((rows.logits.clone(), rows.logits))
@@ -232,18 +232,18 @@ def test_many_logits_stay_and_outlive_the_next_pass(
 )
 def test_what_graphs_lack_is_said(case: str, options: dict, reason: str, tmp_path: Path) -> None:
     saved(case, tmp_path, **SMALL | options)
-    assert reason in gpu.lacking(load_target(tmp_path, dtype="fp32").model.config)
+    assert reason in gpu.unsupported_config(load_target(tmp_path, dtype="fp32").model.config)
 
 
 def test_graphs_are_on_unless_the_environment_of_a_command_says_off(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "_is_on", True)
-    assert gpu.why_not(torch.device("cpu")) == ""
+    assert gpu.unavailable(torch.device("cpu")) == ""
     for value, reason in (("off", "CUDA graphs are turned off"), ("", ""), ("on", "")):
         monkeypatch.setenv("FORERUN_GRAPHS", value)
         assert call("methods")[0] == 0
-        assert gpu.why_not(torch.device("cpu")) == reason
+        assert gpu.unavailable(torch.device("cpu")) == reason
     monkeypatch.setenv("FORERUN_GRAPHS", "no")
     status, out, err = call("methods")
     assert (status, out) == (2, "")
@@ -256,7 +256,7 @@ def test_graphs_are_on_unless_the_environment_of_a_command_says_off(
 def test_a_model_on_a_gpu_runs_on_graphs_and_without_them_on_torch_with_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    say_once.cache_clear()
+    warn_once.cache_clear()
     saved("llama", tmp_path, **SMALL)
     model = load_target(tmp_path, dtype="fp32").model  # type: ignore[attr-defined]
     caplog.clear()  # of what loading on a CPU says

@@ -18,7 +18,7 @@ from forerun.models.layers import Linear
 from forerun.models.load import check_rounding, load_target, planned
 from forerun.runner.attention import TorchDecoder
 from forerun.runner.model_runner import ModelRunner
-from forerun.runner.native.int8 import KEPT, Rounding
+from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
 CUDA = torch.device("cuda")
 has_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
@@ -56,7 +56,7 @@ def test_what_a_gpu_takes(
     monkeypatch.setattr(torchao, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    given: Any = weights, Rounding.parse(weights), "model", CUDA, dtype
+    given: Any = weights, WeightFormat.parse(weights), "model", CUDA, dtype
     if said:
         with pytest.raises(ConfigError, match=f"weights '{weights}' cannot be .* cuda: .*{said}"):
             check_rounding(*given)
@@ -67,12 +67,12 @@ def test_what_a_gpu_takes(
 def test_a_gpu_without_torchao_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchao, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'forerun\[torchao\]', or use auto"):
-        check_rounding("fp8", Rounding.parse("fp8"), "model", CUDA, None)
+        check_rounding("fp8", WeightFormat.parse("fp8"), "model", CUDA, None)
 
 
 def test_groups_that_do_not_divide_a_width_are_refused() -> None:
     with pytest.raises(ConfigError, match="multiples of 128, and one is 192; use int4:32"):
-        torchao.quantized(torch.zeros(64, 192), Rounding.parse("int4"))
+        torchao.quantized(torch.zeros(64, 192), WeightFormat.parse("int4"))
 
 
 @has_torchao
@@ -82,7 +82,7 @@ def test_products_are_near_those_of_the_whole_weight(weights: str, bias: bool) -
     torch.manual_seed(0)
     weight, x = torch.randn(96, 256).bfloat16(), torch.randn(5, 256).bfloat16()
     own = torch.randn(96).bfloat16() if bias else None
-    linear = Linear(weight, own, pack=False, rounding=Rounding.parse(weights))
+    linear = Linear(weight, own, pack=False, rounding=WeightFormat.parse(weights))
     assert linear.is_quantized and not linear.can_look_up and linear.shape == (96, 256)
     assert linear.nbytes < 0.6 * weight.nbytes + (0 if own is None else own.nbytes)
     with torch.inference_mode():
@@ -102,12 +102,12 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def runner(folder: Path, dtype: torch.dtype, rounding: Rounding) -> ModelRunner:
+def runner(folder: Path, dtype: torch.dtype, rounding: WeightFormat) -> ModelRunner:
     """A checkpoint whose weights are held so, on torch."""
     plan, _ = planned(folder)
     files = checkpoint.shard_files(folder)
     model = checkpoint.load_decoder(plan, files, dtype, torch.device("cpu"), rounding)
-    assert all(one.is_quantized == (rounding != KEPT) for one in model.linears())
+    assert all(one.is_quantized == (rounding != UNQUANTIZED) for one in model.linears())
     found = ModelRunner(model, context=64)
     found.decode = TorchDecoder(model)
     return found
@@ -122,7 +122,7 @@ def test_a_model_with_such_weights_says_nearly_the_same(
 ) -> None:
     """A tied table is kept for looking up, and the head is rounded."""
     saved(case, tmp_path, hidden_size=64, intermediate_size=128)
-    roundings = KEPT, Rounding.parse(weights)
+    roundings = UNQUANTIZED, WeightFormat.parse(weights)
     runners = [runner(tmp_path, torch.bfloat16, rounding) for rounding in roundings]
     assert runners[1].model.nbytes < runners[0].model.nbytes
     (want,), (got,) = (forward(one, [sequence(prompt(20))], [EMPTY]) for one in runners)
@@ -140,7 +140,7 @@ def test_passes_of_such_a_model_are_graphs_around_products_of_torchao(tmp_path: 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     saved("llama", tmp_path, **sizes)
-    ours, plain = (runner(tmp_path, torch.float16, Rounding.parse("int8")) for _ in range(2))
+    ours, plain = (runner(tmp_path, torch.float16, WeightFormat.parse("int8")) for _ in range(2))
     ours.decode = GraphDecoder(ours.model)
     seqs = [sequence(prompt(20)) for _ in range(2)]
     for _ in range(3):  # the prompt, one row, one row; of a new shape the rows are torch's

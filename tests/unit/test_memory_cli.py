@@ -17,7 +17,7 @@ from command import Call, interrupted, records
 
 import forerun
 from forerun.cli.memory import memory_saved
-from forerun.core.records import Cost
+from forerun.core.cost import Cost
 from forerun.core.roles import Target
 from forerun.engine.stats import Stats
 from forerun.models.tokenizer import Tokenizer

@@ -16,12 +16,12 @@ from forerun.errors import ConfigError
 from forerun.models.layers import GatedMLP, Linear
 from forerun.runner.native import LEVELS, kernels, layout
 from forerun.runner.native.packing import (
-    HUGE,
+    LARGE_PAGE,
     Arena,
     Packed,
-    Rounding,
+    WeightFormat,
     can_pack,
-    rounded,
+    quantized_int8,
     row_stride,
 )
 
@@ -97,7 +97,7 @@ def test_strange_numbers_propagate_in_their_row_only(
     for rows, row, column in ((3, 1, 5), (20, 0, 79), (20, 19, 64)):
         x = random(rows, 80, dtype=dtype)
         x[row, column] = bad
-        for rounding in (Rounding(), Rounding(8), Rounding(8, 36)):
+        for rounding in (WeightFormat(), WeightFormat(8), WeightFormat(8, 36)):
             y = Packed(weight, rounding=rounding).product(x)
             strange = torch.arange(rows) == row
             assert not torch.isfinite(y[strange]).any()
@@ -109,7 +109,7 @@ def test_strange_numbers_propagate_in_their_row_only(
 def test_what_stands_beyond_the_inputs_is_not_read(level: str, k: int, bits: int) -> None:
     """The buffers of a pass hold leftovers of wider products there."""
     weight = random(64, k, dtype=torch.bfloat16)
-    packed = Packed(weight, rounding=Rounding(bits))
+    packed = Packed(weight, rounding=WeightFormat(bits))
     for rows in (1, 17, 33):
         x = torch.full((rows, row_stride(128)), float("nan"), dtype=torch.bfloat16)
         x[:, :k] = random(rows, k, dtype=torch.bfloat16, seed=rows)
@@ -129,7 +129,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
 ) -> None:
     """Every number of rows, none included, has the bits of 200; so has a row alone, and so have
     weights that come from memory, whichever cache they are fetched into."""
-    packed = Packed(random(192, k, dtype=torch.bfloat16), rounding=Rounding.parse(rounding))
+    packed = Packed(random(192, k, dtype=torch.bfloat16), rounding=WeightFormat.parse(rounding))
     x = random(200, k, dtype=torch.bfloat16, seed=1).float()
     whole = packed.product(x)
     for is_streamed, level_of_cache in ((False, 1), (True, 1), (True, 2)):
@@ -165,7 +165,7 @@ def test_tiny_numbers_do_not_depend_on_the_others(level: str, k: int, rounding: 
     weight = random(192, k, dtype=torch.float32)
     if rounding == "auto":
         weight *= torch.exp2(-random(192, 1, dtype=torch.float32, seed=2).abs() * 8 - 56)
-    packed = Packed(weight.bfloat16(), rounding=Rounding.parse(rounding))
+    packed = Packed(weight.bfloat16(), rounding=WeightFormat.parse(rounding))
     tiny = 2.0**-127 if packed.is_rounded else 2.0**-66
     x = random(40, k, dtype=torch.float32, seed=1).mul(tiny).bfloat16().float()
     whole = packed.product(x)
@@ -239,8 +239,8 @@ def test_weights_that_are_no_matrix_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_arenas_hold_weights_apart_and_aligned() -> None:
-    arena = Arena(block=HUGE)
-    parts = [arena.take(size) for size in (0, 1, 100, 64, HUGE - 400, 3 * HUGE + 1, 70)]
+    arena = Arena(block=LARGE_PAGE)
+    parts = [arena.take(size) for size in (0, 1, 100, 64, LARGE_PAGE - 400, 3 * LARGE_PAGE + 1, 70)]
     for number, part in enumerate(parts):
         assert part.data_ptr() % 64 == 0
         part.fill_(number)
@@ -266,13 +266,13 @@ def test_a_rounded_product_is_that_of_the_rounded_weight(
 ) -> None:
     n, k = shape
     weight, bias = random(n, k, dtype=dtype), random(n, dtype=torch.float32, seed=1)
-    whole, scales = rounded(weight, scaled)
+    whole, scales = quantized_int8(weight, scaled)
     assert whole.abs().max() <= 127
     held = whole.double() * scales.double().repeat_interleave(scaled or k, 1)[:, :k]
     step = scales.repeat_interleave(scaled or k, 1)[:, :k]
     assert ((held - weight.double()).abs() <= 0.5001 * step).all()
     for is_gated in (False, True) if n % 32 == 0 else (False,):
-        packed = Packed(weight, is_gated, Rounding(8, scaled))
+        packed = Packed(weight, is_gated, WeightFormat(8, scaled))
         packed.set_bias(bias)
         assert packed.is_rounded and packed.nbytes < 0.8 * Packed(weight).nbytes or k < 96
         assert torch.equal(packed.unpack(), held.float().to(dtype))
@@ -289,4 +289,4 @@ def test_a_rounded_product_is_that_of_the_rounded_weight(
 @pytest.mark.parametrize("text", ["int3", "int8:7", "int8:33", "int8:x", "int4:7", "fp8:128"])
 def test_unknown_weights_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        Rounding.parse(text)
+        WeightFormat.parse(text)

@@ -21,7 +21,7 @@ from forerun.models.transformer import DecoderConfig
 from forerun.runner.attention import TorchDecoder
 from forerun.runner.model_runner import ModelRunner
 from forerun.runner.native import kernels
-from forerun.runner.native.decoder import NativeDecoder, missing
+from forerun.runner.native.decoder import NativeDecoder, unsupported_config
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
 TOLERANCE = 1e-5
@@ -141,7 +141,7 @@ def test_only_what_the_kernels_then_run_is_padded() -> None:
 
     assert in_lanes(config("llama")) == replace(config("llama"), head_dim=16)
     whole = config("llama", head_dim=32, intermediate_size=96)
-    assert in_lanes(whole) == whole and not missing(whole)
+    assert in_lanes(whole) == whole and not unsupported_config(whole)
     for c, lack in (
         (config("llama", hidden_size=40, head_dim=12), "hidden size of 40"),  # norms divide by it
         (config("llama", head_dim=260, intermediate_size=100), "head size of 260"),
@@ -153,7 +153,7 @@ def test_only_what_the_kernels_then_run_is_padded() -> None:
             "head size of 12",
         ),  # zeros move a mean
     ):
-        assert in_lanes(c) == c and lack in missing(c)
+        assert in_lanes(c) == c and lack in unsupported_config(c)
 
 
 def test_what_runs_on_torch_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

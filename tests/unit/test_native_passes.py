@@ -20,7 +20,7 @@ from forerun.runner.attention import TorchDecoder
 from forerun.runner.forward_batch import FIELDS, Work, packed
 from forerun.runner.model_runner import ModelRunner
 from forerun.runner.native import LEVELS, decoder, kernels, layout
-from forerun.runner.native.decoder import NativeDecoder, missing, say_once
+from forerun.runner.native.decoder import NativeDecoder, unsupported_config, warn_once
 from forerun.runner.slots import Slot
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
@@ -55,7 +55,7 @@ def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "is_roomy", "fetched"), [(1, True, 1), (1, False, 2), (1 << 40, False, 1)]
+    ("cache", "has_large_l1", "fetched"), [(1, True, 1), (1, False, 2), (1 << 40, False, 1)]
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3_text", "olmo2"])
@@ -63,7 +63,7 @@ def test_rows_do_not_depend_on_their_company(
     case: str,
     dtype: str,
     cache: int,
-    is_roomy: bool,
+    has_large_l1: bool,
     fetched: int,
     tmp_path: Path,
     threads: None,
@@ -72,7 +72,7 @@ def test_rows_do_not_depend_on_their_company(
     """A node of a tree in a batch has the bits of a plain step over the same text, whether the
     weights fit into the processor's cache or not, and whichever they are fetched into."""
     monkeypatch.setattr(decoder, "cache_bytes", lambda: cache)
-    monkeypatch.setattr(decoder, "is_roomy", lambda: is_roomy)
+    monkeypatch.setattr(decoder, "has_large_l1", lambda: has_large_l1)
     runner, _ = runners(case, tmp_path, dtype)
     head = runner.decode._record.head
     assert (head.is_streamed, head.fetched) == (cache == 1, fetched)
@@ -111,11 +111,11 @@ def test_what_the_kernels_lack_runs_on_torch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And is said once, however many such models are loaded."""
-    say_once.cache_clear()
+    warn_once.cache_clear()
     saved("qwen3_moe", tmp_path)
     for _ in range(2):
         runner = load_target(tmp_path, dtype="fp32")
-        assert "experts" in missing(runner.model.config)
+        assert "experts" in unsupported_config(runner.model.config)
         assert isinstance(runner.decode, TorchDecoder)
     said = [text for text in caplog.messages if "passes run on torch" in text]
     assert len(said) == 1 and said[0].endswith("experts")

@@ -12,8 +12,8 @@ from fakes import FakeTarget, table_law
 from forerun import registry
 from forerun.api import Model, load
 from forerun.core.dice import SeededDice
+from forerun.core.growing import Path as TokenPath
 from forerun.core.records import Plan, Sequence
-from forerun.core.roles import Path as TokenPath
 from forerun.core.sampling import Sampling
 from forerun.core.tree_template import grid
 from forerun.drafters.stand import Stand

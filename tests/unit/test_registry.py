@@ -8,7 +8,8 @@ import pytest
 
 from forerun import catalog, registry
 from forerun.catalog import Row
-from forerun.core.roles import Controller, Drafter, Grower, Verifier
+from forerun.core.growing import Grower
+from forerun.core.roles import Controller, Drafter, Verifier
 from forerun.errors import ConfigError, UnknownName
 from forerun.growers.iid import Iid
 

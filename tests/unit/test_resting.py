@@ -12,8 +12,9 @@ from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.budget import Budget
 from forerun.controllers.fixed import Fixed
+from forerun.core.cost import Cost
 from forerun.core.dice import Dice, SeededDice
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, chain

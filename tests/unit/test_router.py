@@ -10,15 +10,16 @@ from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
 import forerun
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
+from forerun.core.cost import Cost
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.mixins import parts_of
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
 from forerun.drafters import draft_model
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.router import MAX_RECORDS, OPTIMISM, Record, Router
+from forerun.drafters.router import MAX_RECORDS, OPTIMISM, Router, SpeedRecord
 from forerun.drafters.stand import Stand
 from forerun.engine.engine import Engine
 from forerun.engine.safe_drafter import SafeDrafter
@@ -211,7 +212,7 @@ def test_to_read_is_to_leave_no_record() -> None:
 
 def test_beliefs_hold_until_steps_say_otherwise() -> None:
     """Shrinkage: what was hardly used is judged by its belief in tokens, and by what it costs."""
-    record, dues = Record((1.0, 0.5)), (2.0, 4.0)
+    record, dues = SpeedRecord((1.0, 0.5)), (2.0, 4.0)
     assert record.speeds(dues) == [0.5, 0.125]
     for _ in range(200):
         record.add(0, 4, 2.0, 3)
@@ -233,7 +234,7 @@ def test_drafts_as_long_as_of_late_decide_what_a_part_would_cost() -> None:
 
     router = Router(parts=(Says(half), PerNode(truth)))
     router.bind(FakeTarget(LAW))
-    record, found = Record((1.0, 1.0)), []
+    record, found = SpeedRecord((1.0, 1.0)), []
     for nodes in (1, 9):
         for _ in range(300):
             record.add(0, 2, 1.0, nodes)

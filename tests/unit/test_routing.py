@@ -14,9 +14,10 @@ from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.controllers.budget import Budget
 from forerun.core.acceptance_prior import AcceptanceCounts
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
 from forerun.core.mixins import Priced
-from forerun.core.records import Cost, Plan, Sequence
+from forerun.core.records import Plan, Sequence
 from forerun.core.roles import name_of
 from forerun.core.tree import EMPTY, Tree, chain
 from forerun.drafters.auto import Auto

@@ -18,7 +18,7 @@ from traces_left import held
 import forerun
 from forerun import registry
 from forerun.api import Model
-from forerun.core.records import Cost
+from forerun.core.cost import Cost
 from forerun.drafters.auto import Auto
 from forerun.drafters.stand import Stand
 from forerun.search.best_of import best_of

@@ -11,9 +11,10 @@ from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.controllers.budget import Budget
 from forerun.controllers.fixed import Fixed
+from forerun.core.cost import Cost
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.mixins import DEFAULT_COSTS, Persistent, Priced, Shared
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.core.tree import Tree, chain
 from forerun.engine.engine import Engine

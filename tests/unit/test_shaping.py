@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import NoRepeats, sequence
+from forerun.constraints._penalties import FOLD_TOKENS, Adjust
 from forerun.core.dice import SeededDice
-from forerun.core.logits import FOLD_TOKENS, Adjust, TargetProbs, advance
+from forerun.core.logits import TargetProbs, advance
 from forerun.core.records import Rows, Sequence
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import Tree, TreeBuilder, chain

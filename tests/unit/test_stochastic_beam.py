@@ -13,8 +13,8 @@ from scipy.stats import chisquare
 
 from fakes import TableSource, sequence, table_law
 from forerun.core.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.growing import Grower
 from forerun.core.records import Plan
-from forerun.core.roles import Grower
 from forerun.core.sampling import Sampling
 from forerun.core.tree import SWOR, Proposal, Tree
 from forerun.drafters.base import Grown

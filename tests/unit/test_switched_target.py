@@ -24,8 +24,8 @@ from fakes import (
 from forerun import registry
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.forward_batch import ForwardBatch
+from forerun.core.growing import Path
 from forerun.core.records import Plan
-from forerun.core.roles import Path
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY
 from forerun.core.tree_template import grid

@@ -168,7 +168,7 @@ def test_a_step_that_emitted_nothing_teaches_nothing() -> None:
 
 def test_learns_the_models_logits_not_the_shaped_ones() -> None:
     """A matrix serves many requests; a ban of one of them is not for the next."""
-    from forerun.core.logits import Adjust
+    from forerun.constraints._penalties import Adjust
 
     drafter = TokenRecycling(entries=1)
     seq = sequence([9], 5, SeededDice(0), Sampling(banned_tokens=(7,)))

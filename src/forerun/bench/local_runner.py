@@ -151,7 +151,7 @@ class LocalMethod:
 
     def memory(self) -> dict[str, int]:
         """Bytes of weights, KV cache and drafter."""
-        weights = dict(getattr(self.model().target, "memory_report", dict)())
+        weights = self.model().target.memory_report()
         return weights | self.drafter.memory_report()
 
 

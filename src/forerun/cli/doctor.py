@@ -113,7 +113,7 @@ def _gpu() -> dict[str, str]:
         free, total = torch.cuda.mem_get_info(i)
         name = torch.cuda.get_device_name(i)
         found[f"cuda:{i}"] = f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-        why = gpu.why_not(torch.device("cuda", i))
+        why = gpu.unavailable(torch.device("cuda", i))
         found[f"passes on cuda:{i}"] = f"torch: {why}" if why else "CUDA graphs"
     return found
 

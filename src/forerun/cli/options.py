@@ -283,7 +283,7 @@ def check_model(
     Fetches the configuration of a model on the hub, unless the model runs elsewhere.
     """
     from forerun.models import paths as folder
-    from forerun.runner.native.int8 import Rounding
+    from forerun.runner.native.weight_format import WeightFormat
 
     if not 1 <= batch <= registry.MAX_NUMBER:
         raise ConfigError(
@@ -291,7 +291,7 @@ def check_model(
         )
     folder.dtype_name(dtype)
     folder.check_device(device)
-    Rounding.parse(weights)
+    WeightFormat.parse(weights)
     if is_local:
         folder.check_folder(folder.model_folder(folder.located(name), folder.CONFIG))
 

@@ -68,8 +68,8 @@ class Acceptance:
 
 
 @dataclass
-class Record:
-    """The state of one running sequence."""
+class SequenceAcceptance:
+    """Plan and acceptance of one running sequence."""
 
     acceptance: Acceptance  # of its drafter
     plan: Plan

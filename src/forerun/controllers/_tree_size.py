@@ -10,7 +10,7 @@ from numba import njit
 
 if TYPE_CHECKING:
     from forerun.controllers._acceptance import Acceptance
-    from forerun.core.records import Cost
+    from forerun.core.cost import Cost
 
 PRIOR_TRIALS = 4.0  # trials that the prior of a node counts for
 

@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from forerun.controllers._acceptance import Acceptance, Record
+from forerun.controllers._acceptance import Acceptance, SequenceAcceptance
 from forerun.controllers._tree_size import best_sizes
 from forerun.controllers.fixed import MAX_NODES
+from forerun.core.cost import Cost
 from forerun.core.mixins import active_drafter, priced
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError
 
-PROBE = 4  # nodes and steps of a probe; drafting steps between two decisions
+PROBE_SIZE = 4  # nodes and steps of a probe; drafting steps between two decisions
 CREDIT_STEPS = 4.0  # plain steps that drafts may lose at first
 PROBE_SHARE = 0.01  # of plain decoding time, that drafts may lose in the long run
 MARGIN = 0.2  # share of expected tokens ignored in the decision, since the maximum is biased
@@ -47,15 +48,17 @@ class Budget(Controller):
                 f"{depth=}; for plain decoding use drafter 'none'"
             )
         self.nodes, self.depth = nodes, depth
-        self._probe = Plan(min(PROBE, nodes), depth)
+        self._probe_plan = Plan(min(PROBE_SIZE, nodes), depth)
         self._drafter, self._cost = Drafter(), Cost((1, 2), (1.0, 1.0))
-        self._known: dict[Drafter, Acceptance] = {}
-        self._records: dict[Sequence, Record] = {}  # of running sequences
-        self._num, self._roots, self._plain = 0, 0, 0.0  # of the last step; seconds without drafts
-        self._account, self._is_overdrawn = 0.0, False
-        self._review = 0  # drafting steps until the next decision
-        self._wait, self._backoff = 0.0, 1.0  # steps until the next draft; after an empty draft
-        self._rests, self._probe_wait, self._num_probes = False, 0.0, 0
+        self._acceptances: dict[Drafter, Acceptance] = {}
+        self._records: dict[Sequence, SequenceAcceptance] = {}  # of running sequences
+        self._num_seqs = self._num_roots = 0  # of the last step
+        self._plain_seconds = 0.0  # of the last step, had no sequence drafted
+        self._account, self._is_overdrawn = 0.0, False  # seconds; see the module docstring
+        self._steps_to_review = 0  # drafting steps until the next decision
+        self._wait_steps, self._backoff_steps = 0.0, 1.0  # until the next draft; the next wait
+        self._has_resting, self._probe_wait = False, 0.0  # steps until a resting sequence probes
+        self._num_probes = 0
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -66,16 +69,16 @@ class Budget(Controller):
     def plan(self, seq: Sequence) -> Plan:
         if self._is_overdrawn or not self._drafter.labels:
             return PLAIN
-        if not self._num:  # number of sequences is unknown before the first step
+        if not self._num_seqs:  # number of sequences is unknown before the first step
             return LEARN
         record = self._records.get(seq)
         if record is None:
             acceptance = self._acceptance(active_drafter(self._drafter, seq))
-            record = self._records[seq] = Record(acceptance, LEARN)
+            record = self._records[seq] = SequenceAcceptance(acceptance, LEARN)
             self._decide()
         if record.plan.is_empty:
             return record.plan
-        if self._wait >= 1:
+        if self._wait_steps >= 1:
             return LEARN
         active = active_drafter(self._drafter, seq)
         if record.acceptance.drafter is not active:
@@ -87,14 +90,17 @@ class Budget(Controller):
         if not self._drafter.labels:
             return
         num, roots = len(step.seqs), len(step.seqs) - step.num_common
-        self._plain = self._cost.pass_time(roots) + self._cost.overhead(num, 0)
-        if (num, roots) != (self._num, self._roots):
-            self._account = self._account if self._num else CREDIT_STEPS * self._plain
-            self._num, self._roots, self._review = num, roots, 0
-        self._wait, self._probe_wait = max(self._wait - 1, 0.0), max(self._probe_wait - 1, 0.0)
+        self._plain_seconds = self._cost.pass_time(roots) + self._cost.overhead(num, 0)
+        if (num, roots) != (self._num_seqs, self._num_roots):
+            if not self._num_seqs:  # the first step
+                self._account = CREDIT_STEPS * self._plain_seconds
+            self._num_seqs, self._num_roots, self._steps_to_review = num, roots, 0
+        self._wait_steps = max(self._wait_steps - 1, 0.0)
+        self._probe_wait = max(self._probe_wait - 1, 0.0)
         self._settle(step)
-        if not self._is_overdrawn and (self._review <= 0 or self._rests and self._probe_wait < 1):
-            self._review = 0
+        is_due = self._steps_to_review <= 0 or self._has_resting and self._probe_wait < 1
+        if is_due and not self._is_overdrawn:
+            self._steps_to_review = 0
             self._decide()
 
     def finish(self, seq: Sequence) -> None:
@@ -118,61 +124,62 @@ class Budget(Controller):
                 catch_up[text] = max(catch_up.get(text, 0.0), record.catch_up)
                 record.add(plan.nodes, size, verdict.nodes)
         num, tokens = len(step.seqs), sum(map(len, step.emitted))
-        spent += self._cost.pass_time(self._roots + step.num_nodes) + sum(catch_up.values())
+        spent += self._cost.pass_time(self._num_roots + step.num_nodes) + sum(catch_up.values())
         spent += (
             self._cost.overhead(num, drafts, empty) + LEARN_PRICE * self._cost.per_draft * learning
         )
-        saved = self._plain * (tokens / num + PROBE_SHARE) - spent
-        self._account = min(self._account + saved, CREDIT_STEPS * self._plain)
-        self._is_overdrawn = self._account < (self._plain if self._is_overdrawn else 0.0)
+        saved = self._plain_seconds * (tokens / num + PROBE_SHARE) - spent
+        self._account = min(self._account + saved, CREDIT_STEPS * self._plain_seconds)
+        least = self._plain_seconds if self._is_overdrawn else 0.0
+        self._is_overdrawn = self._account < least
         if drafts:
-            self._review, self._backoff = self._review - 1, 1.0
+            self._steps_to_review, self._backoff_steps = self._steps_to_review - 1, 1.0
         elif any(plan.nodes > 0 for plan in step.plans):
-            longest = self._cost.empty_draft_seconds(empty) / (PROBE_SHARE * self._plain)
-            self._wait = min(self._backoff, max(longest, 1.0)) - 1
-            self._backoff = self._wait * 2 + 2
+            longest = self._cost.empty_draft_seconds(empty) / (PROBE_SHARE * self._plain_seconds)
+            self._wait_steps = min(self._backoff_steps, max(longest, 1.0)) - 1
+            self._backoff_steps = self._wait_steps * 2 + 2
 
     def _acceptance(self, drafter: Drafter) -> Acceptance:
         """The acceptance counts of a drafter."""
-        if drafter not in self._known:
-            self._known[drafter] = Acceptance(drafter, self.nodes, self._num)
-        return self._known[drafter]
+        if drafter not in self._acceptances:
+            self._acceptances[drafter] = Acceptance(drafter, self.nodes, self._num_seqs)
+        return self._acceptances[drafter]
 
     def _decide(self) -> None:
         """Chooses the plan of every sequence until the next decision."""
-        is_review, records = self._review <= 0, list(self._records.items())
+        is_review, records = self._steps_to_review <= 0, list(self._records.items())
         for seq, record in records:
             record.acceptance = self._acceptance(active_drafter(self._drafter, seq))
         if is_review:
-            self._review = PROBE
+            self._steps_to_review = PROBE_SIZE
             for acceptance in {record.acceptance for _, record in records}:
-                acceptance.update(self._num)
+                acceptance.update(self._num_seqs)
         parts = [(record.factor, record.acceptance) for _, record in records]
-        new = max(len(records) - self._num, 0)  # sequences that join with this step
+        new = max(len(records) - self._num_seqs, 0)  # sequences that join with this step
         sizes, per_row, speed = best_sizes(
-            parts, self._cost, self._num + new, self._roots + new, MARGIN
+            parts, self._cost, self._num_seqs + new, self._num_roots + new, MARGIN
         )
         resting = []
         for (seq, record), size in zip(records, sizes, strict=True):
             if size:
                 least = MIN_WORTH * speed * (per_row + record.acceptance.per_node)
                 record.plan = Plan(size, self.depth, min_acceptance=least)
-            elif is_review or record.plan is not self._probe:  # else continue the probe
+            elif is_review or record.plan is not self._probe_plan:  # else continue the probe
                 record.plan = LEARN
                 resting.append((seq, record))
-        self._rests = bool(resting)
+        self._has_resting = bool(resting)
         if resting and self._probe_wait < 1:
             self._start_probe(*min(resting, key=lambda pair: pair[1].last_probe))
 
-    def _start_probe(self, seq: Sequence, record: Record) -> None:
-        """Lets a resting sequence draft for PROBE steps, if the account holds the price."""
-        cost, num, acceptance = self._cost, self._num, record.acceptance
-        extra = cost.pass_time(self._roots + PROBE) - cost.pass_time(self._roots)
-        extra += cost.overhead(num, 1) - cost.overhead(num, 0) + acceptance.seconds(PROBE)
-        price = priced(acceptance.drafter).catch_up_seconds(seq) + PROBE * extra
-        share = PROBE_SHARE * self._plain  # seconds that every step adds to the account
-        missing = min(price, CREDIT_STEPS * self._plain) - self._account
+    def _start_probe(self, seq: Sequence, record: SequenceAcceptance) -> None:
+        """Lets a resting sequence draft for PROBE_SIZE steps, if the account holds the price."""
+        cost, num, acceptance = self._cost, self._num_seqs, record.acceptance
+        extra = cost.pass_time(self._num_roots + PROBE_SIZE) - cost.pass_time(self._num_roots)
+        extra += cost.overhead(num, 1) - cost.overhead(num, 0) + acceptance.seconds(PROBE_SIZE)
+        price = priced(acceptance.drafter).catch_up_seconds(seq) + PROBE_SIZE * extra
+        share = PROBE_SHARE * self._plain_seconds  # seconds that every step adds to the account
+        missing = min(price, CREDIT_STEPS * self._plain_seconds) - self._account
         if missing <= 0:
             self._num_probes += 1
-            record.plan, record.last_probe, missing = self._probe, self._num_probes, price
+            record.plan, record.last_probe, missing = self._probe_plan, self._num_probes, price
         self._probe_wait = 1 + missing / share

@@ -1,6 +1,6 @@
 """All randomness of forerun: one small object that is passed as an argument.
 
-`SeededDice` serves generation. `EnumeratedDice` runs a random program once per outcome and gives
+`SeededDice` serves generation. `EnumeratedDice` runs a random program once per outcome, with
 the probability of each, so tests can check losslessness as an equality. Kernels read the same
 uniforms through `peek` and `skip`, so a kernel and its plain version agree draw by draw.
 """

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Shaper
-from forerun.core.sampling import Sampling, log_softmax, to_probs
+from forerun.core.sampling import log_softmax, to_probs
 from forerun.core.tree import Tree
-
-if TYPE_CHECKING:
-    from forerun.verifiers._gpu_verdicts import TopLogits
 
 
 class TargetProbs:
@@ -53,7 +47,7 @@ class TargetProbs:
     @property
     def is_temperature_only(self) -> bool:
         """Whether each distribution is argmax or softmax(logits / T), with nothing else applied."""
-        is_simple = self.sampling.is_greedy or self.sampling.is_tempered
+        is_simple = self.sampling.is_greedy or self.sampling.is_softmax
         return is_simple and self._is_plain and type(self.rows) is Rows
 
     def unshaped(self) -> np.ndarray | None:
@@ -61,7 +55,7 @@ class TargetProbs:
 
         None if they are stored otherwise, or if more than a temperature above 0 applies.
         """
-        is_plain = self._is_plain and self.sampling.is_tempered
+        is_plain = self._is_plain and self.sampling.is_softmax
         return self.rows.contiguous if is_plain and type(self.rows) is Rows else None
 
     def set_probs(self, nodes: list[int], probs: np.ndarray) -> None:
@@ -112,112 +106,29 @@ def advance(shapers: Many[Shaper], states: tuple[Any, ...], token: int) -> tuple
     )
 
 
-FOLD_TOKENS = 32  # generated tokens after which a new summary is made
-
-
 @dataclass(frozen=True)
-class HistorySummary:
-    """Token counts of a text up to some position, shared by all later states."""
+class TopLogits:
+    """Top-K logits of each row of a tree, root first, with their log-normalisers.
 
-    prompt: frozenset[int]
-    counts: Mapping[int, int]  # of generated tokens
-    num: int  # generated tokens
-
-    @cached_property
-    def seen(self) -> np.ndarray:
-        """Distinct ids [k] of prompt and generated tokens."""
-        return np.fromiter(self.prompt | self.counts.keys(), dtype=np.int64)
-
-    @cached_property
-    def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [m] of generated tokens and their counts [m]."""
-        ids = np.fromiter(self.counts, dtype=np.int64, count=len(self.counts))
-        return ids, np.fromiter(self.counts.values(), dtype=np.int64, count=len(ids))
-
-
-class History(NamedTuple):
-    """State of `Adjust`: a shared summary and the tokens since, fewer than FOLD_TOKENS.
-
-    Immutable. The next state is made in a time independent of the text length.
+    ids [n + 1, K]; logits [n + 1, K], descending; sums [n + 1, 2]: logsumexp of the logits minus
+    their maximum, at temperature 1 and at that of the request.
     """
 
-    sampling: Sampling
-    past: HistorySummary
-    path: tuple[int, ...] = ()
+    ids: np.ndarray
+    logits: np.ndarray
+    sums: np.ndarray
+    temperature: float
 
-    @property
-    def generated(self) -> Counter[int]:
-        """How often each token was generated."""
-        return Counter(self.past.counts) + Counter(self.path)
+    def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The `num` largest entries, padded with zeros; node -1 is the root.
 
-    @property
-    def num_generated(self) -> int:
-        return self.past.num + len(self.path)
-
-    def then(self, token: int) -> History:
-        """The state after one more token."""
-        path = (*self.path, token)
-        if len(path) < FOLD_TOKENS:
-            return self._replace(path=path)
-        past = HistorySummary(
-            self.past.prompt, self.generated + Counter([token]), self.num_generated + 1
-        )
-        return History(self.sampling, past)
-
-
-class Adjust(Shaper):
-    """Applies logit bias, banned tokens, minimum length and penalties."""
-
-    def __init__(self, eos_ids: Many[int] = ()) -> None:
-        self.eos_ids = tuple(eos_ids)
-
-    def start(self, seq: Sequence) -> History | None:
-        if not seq.sampling.adjusts:
-            return None
-        prompt, generated = frozenset(seq.tokens[: seq.num_prompt]), seq.generated
-        return History(seq.sampling, HistorySummary(prompt, Counter(generated), len(generated)))
-
-    def advance(self, state: History, token: int) -> History:
-        return state.then(token)
-
-    def logits(self, state: History, logits: np.ndarray) -> np.ndarray:
-        s, logits = state.sampling, logits.copy()
-        for token, bias in s.logit_bias.items():
-            logits[token] += bias
-        if s.repetition_penalty != 1.0:
-            _repetition(logits, state)
-        if s.presence_penalty or s.frequency_penalty:
-            _counted(logits, state)
-        logits[list(self._banned(state))] = -np.inf
-        return logits
-
-    def allows(self, state: History, token: int) -> bool:
-        return token not in self._banned(state)
-
-    def _banned(self, state: History) -> tuple[int, ...]:
-        """Banned tokens, and end tokens while the text is shorter than min_new_tokens."""
-        s = state.sampling
-        if state.num_generated >= s.min_new_tokens:
-            return s.banned_tokens
-        return s.banned_tokens + s.stop_token_ids + (() if s.ignore_eos else self.eos_ids)
-
-
-def _repetition(logits: np.ndarray, state: History) -> None:
-    """Repetition penalty, in place: divides positive logits of seen tokens, multiplies negative."""
-    past, r = state.past, state.sampling.repetition_penalty
-    new = [t for t in set(state.path) if t not in past.counts and t not in past.prompt]
-    seen = np.concatenate([past.seen, np.array(new, dtype=np.int64)]) if new else past.seen
-    scores = logits[seen]
-    logits[seen] = np.where(scores > 0, scores / r, scores * r)
-
-
-def _counted(logits: np.ndarray, state: History) -> None:
-    """Subtracts presence and frequency penalties from logits [V] of generated tokens, in place."""
-    s, (ids, counts) = state.sampling, state.past.table
-    new = Counter(state.path)
-    late = np.fromiter(new, dtype=np.int64, count=len(new))
-    totals = np.array([state.past.counts.get(t, 0) + n for t, n in new.items()], dtype=np.int64)
-    before = logits[late]
-    for at, scores, num in ((ids, logits[ids], counts), (late, before, totals)):
-        penalties = s.presence_penalty + s.frequency_penalty * num
-        logits[at] = scores - penalties.astype(logits.dtype)
+        Returns ids int32 and probabilities float32, both [len(nodes), num]. is_raw: probabilities
+        at temperature 1 instead of that of the request.
+        """
+        rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
+        scale = 1.0 if is_raw else 1.0 / self.temperature
+        below = self.logits[rows, :most] - self.logits[rows, :1]  # at most 0: no overflow
+        exponents = below * scale - self.sums[rows, 0 if is_raw else 1, None]
+        ids, probs = np.zeros((len(rows), num), np.int32), np.zeros((len(rows), num), np.float32)
+        ids[:, :most], probs[:, :most] = self.ids[rows, :most], np.exp(exponents)
+        return ids, probs

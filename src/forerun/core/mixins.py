@@ -125,4 +125,9 @@ def parts_of(drafter: Drafter) -> Iterator[Drafter]:
 def observes(drafter: Drafter, seq: Sequence, plan: Plan) -> bool:
     """Whether a drafter observes the step of a sequence with this plan."""
     needs_step = plan.nodes > 0 or plan.learns or bool(drafter.needs)
-    return needs_step or seq.tenant in getattr(drafter, "kept", ())
+    return needs_step or is_kept(drafter, seq.tenant)
+
+
+def is_kept(drafter: Drafter, tenant: str) -> bool:
+    """Whether a drafter keeps the state of a tenant, see `Persistent.kept`."""
+    return tenant in getattr(drafter, "kept", ())

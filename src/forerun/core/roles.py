@@ -1,21 +1,22 @@
-"""Base classes of all parts. A part declares what it needs; the engine checks it at construction.
+"""Base classes of the parts of an engine. A part declares its needs; the engine checks them.
 
 Randomness is always an argument (`dice`), so tests can enumerate it. Optional interfaces of
-drafters are in `mixins.py`.
+drafters are in `mixins.py`, sources and growers in `growing.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from forerun.core.cost import Cost
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
-from forerun.core.tree import EMPTY, Proposal, Tree
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.tree import EMPTY, Tree
 from forerun.errors import ConfigError
 from forerun.utils.locks import FairLock
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from forerun.core.dice import Dice
     from forerun.core.logits import TargetProbs
     from forerun.core.sampling import Sampling
-
-Path = tuple[int, ...]  # tokens below the root
-Growth = Generator[list[Path], list[Proposal | None], Tree]
 
 
 class Target(ABC):
@@ -104,28 +102,9 @@ class Target(ABC):
         """Number of prompt tokens that a sequence took from the cache of others."""
         return 0
 
-
-class Source(ABC):
-    """The next-token distribution q of a drafter, given a path."""
-
-    @abstractmethod
-    def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
-        """q after seq.tokens + path for each request; None if the source has none."""
-
-
-class Grower(ABC):
-    """Builds a draft tree from a source. Only growers draw tokens and label nodes.
-
-    `grow` is a generator: it yields the paths for which it needs q and is sent the proposals, so
-    scalar code serves a batch. Rules: label a node when it is drawn; stop after an unlikely token,
-    never remove it; prune or reorder POINT nodes only, or before drawing.
-    """
-
-    labels: frozenset[str]  # subset of {"point", "iid", "swor"}
-
-    @abstractmethod
-    def grow(self, plan: Plan, dice: Dice) -> Growth:
-        """Builds one tree of at most plan.nodes nodes and plan.depth levels."""
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of memory, by part."""
+        return {}
 
 
 class Drafter:
@@ -165,12 +144,10 @@ class Drafter:
 
 def name_of(part: object) -> str:
     """The name of a part for users: its own name, or its module's."""
-    return (part.name if isinstance(part, Drafter) else "") or _module(type(part))
-
-
-def _module(cls: type) -> str:
-    name = cls.__module__.rpartition(".")[2]
-    return cls.__name__ if name == "__main__" else name  # a script or notebook
+    if isinstance(part, Drafter) and part.name:
+        return part.name
+    module = type(part).__module__.rpartition(".")[2]
+    return type(part).__name__ if module == "__main__" else module  # a script or notebook
 
 
 class Verifier(ABC):

@@ -20,6 +20,7 @@ from forerun.errors import ConfigError, LawError
 
 ID = re.compile("0|[1-9][0-9]{0,10}")  # a token id as a JSON key
 MAX_SAMPLES = 1 << 16  # of a prompt, if all are kept in memory
+MIN_TEMPERATURE = 1e-30  # a lower one is treated as this one where logits are divided by it
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,19 @@ class Sampling:
         return self.temperature == 0.0
 
     @cached_property
-    def is_tempered(self) -> bool:
-        """Whether temperature is above 0, and top-k, top-p and min-p are off."""
-        is_cut = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-        return self.temperature != 0.0 and not is_cut
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p is on."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @cached_property
+    def is_softmax(self) -> bool:
+        """Whether the distribution is softmax(logits / T): not greedy, not truncated."""
+        return not self.is_greedy and not self.truncates
+
+    @property
+    def divisor(self) -> float:
+        """The temperature, or MIN_TEMPERATURE if it is lower: for divisions."""
+        return max(self.temperature, MIN_TEMPERATURE)
 
     @property
     def adjusts(self) -> bool:
@@ -196,7 +206,7 @@ def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         probs[best] = 1
         return probs
     probs = softmax(logits, sampling.temperature, logits[best])
-    if not (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
+    if not sampling.truncates:
         return probs
     if 0 < sampling.top_k < len(probs):
         probs = _top_k(probs, sampling.top_k)
@@ -230,13 +240,13 @@ def argmax(logits: np.ndarray) -> int:
 def softmax(
     logits: np.ndarray, temperature: float = 1.0, highest: np.floating | None = None
 ) -> np.ndarray:
-    """exp(logits / T), normalised; [V] -> [V]. T is at least 1e-30.
+    """exp(logits / T), normalised; [V] -> [V]. T is at least MIN_TEMPERATURE.
 
     highest: the largest logit, if known.
     """
     probs = logits - (logits.max() if highest is None else highest)
     if temperature != 1.0:
-        probs *= 1.0 / max(temperature, 1e-30)
+        probs *= 1.0 / max(temperature, MIN_TEMPERATURE)
     np.exp(probs, out=probs)
     probs /= np.add.reduce(probs)
     return probs

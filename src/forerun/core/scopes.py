@@ -8,7 +8,7 @@ from forerun.core.records import Sequence
 from forerun.errors import ConfigError
 
 SCOPES = ("request", "group", "tenant", "global")
-WIDE = ("tenant", "global")  # scopes with tables that outlive sequences
+LASTING_SCOPES = ("tenant", "global")  # scopes with tables that outlive sequences
 
 
 def check_scope(scope: str) -> None:
@@ -19,13 +19,15 @@ def check_scope(scope: str) -> None:
 
 def key_of(scope: str, seq: Sequence) -> Hashable:
     """The key of the table that a sequence uses."""
-    return kept_key(scope, seq.tenant) if scope in WIDE else _own(scope, seq)
+    return kept_key(scope, seq.tenant) if scope in LASTING_SCOPES else _own(scope, seq)
 
 
 def keys_of(scope: str, seq: Sequence) -> tuple[Hashable, ...]:
     """The keys of all tables that a sequence updates; wide scopes add one for its group."""
     own = _own(scope, seq)
-    return (kept_key(scope, seq.tenant), ("near", seq.tenant, own)) if scope in WIDE else (own,)
+    if scope not in LASTING_SCOPES:
+        return (own,)
+    return kept_key(scope, seq.tenant), ("near", seq.tenant, own)
 
 
 def kept_key(scope: str, tenant: str) -> Hashable:

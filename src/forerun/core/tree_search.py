@@ -8,7 +8,7 @@ REWARDS = ("constant", "path", "expected")
 CONSTANT, PATH, EXPECTED = range(3)  # indices into REWARDS
 
 
-class Search(NamedTuple):
+class SearchSettings(NamedTuple):
     """Settings of one search, documented in grower `monte_carlo`."""
 
     steps: int  # max path length

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forerun.core.records import Sequence, Snapshot
-from forerun.core.scopes import WIDE, kept_key, keys_of
+from forerun.core.scopes import LASTING_SCOPES, kept_key, keys_of
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits import serialize
 from forerun.ngrams.tables.logits.pool import MAX_FALLBACK_SHARE, Memories
@@ -45,7 +45,7 @@ class ScopedMemories:
 
     def stores_model(self, seq: Sequence) -> bool:
         """Whether distributions at temperature 1 are stored, independent of the request."""
-        is_wide = self.scope in WIDE or seq.tenant in self._kept
+        is_wide = self.scope in LASTING_SCOPES or seq.tenant in self._kept
         return self.store == "model" or (self.store == "auto" and is_wide)
 
     def join(self, seq: Sequence) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 from forerun import registry
 from forerun.core.dice import Dice, SeededDice
+from forerun.core.growing import Grower, Path, Source
 from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot, Step
-from forerun.core.roles import Grower, Path, Source, Target
+from forerun.core.roles import Target
 from forerun.core.scopes import kept_key
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.core.tree_search import CONSTANT

@@ -9,9 +9,10 @@ from typing import Any
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Path, Source
 from forerun.core.mixins import Persistent, Priced, forget, parts_of, persistent, priced
 from forerun.core.records import Plan, Sequence, Snapshot, Step
-from forerun.core.roles import Drafter, Grower, Path, Source, Target, name_of
+from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
 

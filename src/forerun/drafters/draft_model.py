@@ -14,9 +14,10 @@ import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.growing import Path, Source
 from forerun.core.mixins import Priced, Shared
 from forerun.core.records import Plan, Sequence, SharedBytes
-from forerun.core.roles import Path, Source, Target
+from forerun.core.roles import Target
 from forerun.core.sampling import softmax, to_probs
 from forerun.core.tree import Proposal, Tree
 from forerun.drafters.base import Grown
@@ -141,9 +142,9 @@ class ModelSource(Source):
     def _laws(self, seqs: list[Sequence], logits: np.ndarray) -> np.ndarray:
         """Distribution of each row; [n, V] -> [n, V]. Vectorised if no request truncates."""
         highest = logits.max(axis=1, keepdims=True)
-        if not np.isfinite(highest).all() or any(map(_is_cut, seqs)):
+        if not np.isfinite(highest).all() or not all(seq.sampling.is_softmax for seq in seqs):
             return np.stack([self._law(*pair) for pair in zip(seqs, logits, strict=True)])
-        inverse = [1.0 / max(seq.sampling.temperature, 1e-30) for seq in seqs]
+        inverse = [1.0 / seq.sampling.divisor for seq in seqs]
         probs = logits - highest
         probs *= np.array(inverse, np.float32)[:, None]
         np.exp(probs, out=probs)
@@ -154,9 +155,3 @@ class ModelSource(Source):
         if seq.sampling.is_greedy and self.is_tree:
             return softmax(logits)
         return to_probs(logits, seq.sampling)
-
-
-def _is_cut(seq: Sequence) -> bool:
-    """Whether its distribution is more than a softmax."""
-    s = seq.sampling
-    return s.is_greedy or bool(s.top_k) or s.top_p < 1.0 or s.min_p > 0.0

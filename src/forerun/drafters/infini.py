@@ -17,8 +17,9 @@ import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice, SeededDice
+from forerun.core.growing import Grower, Path, Source
 from forerun.core.records import Plan, Sequence
-from forerun.core.roles import Drafter, Grower, Path, Source, Target
+from forerun.core.roles import Drafter, Target
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.drafters.base import grow

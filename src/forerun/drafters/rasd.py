@@ -19,9 +19,10 @@ import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.growing import Source
 from forerun.core.mixins import priced
 from forerun.core.records import Plan, Sequence
-from forerun.core.roles import Drafter, Source, Target, name_of
+from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import POINT, Proposal, Tree
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError

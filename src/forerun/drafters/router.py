@@ -19,9 +19,10 @@ from operator import mul
 from typing import Any
 from weakref import WeakSet
 
+from forerun.core.cost import Cost
 from forerun.core.dice import Dice
 from forerun.core.mixins import active_drafter, priced
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Drafter, Target
 from forerun.core.scopes import check_scope, key_of
 from forerun.core.tree import EMPTY, Tree, with_source
@@ -39,7 +40,7 @@ OPTIMISM = 0.5  # default
 MAX_RECORDS = 1024  # beyond it the least recently used are dropped
 
 
-class Record:
+class SpeedRecord:
     """Speed statistics of the parts on the sequences that share the record.
 
     expected_tokens: prior tokens per step of each part, relative to each other.
@@ -132,7 +133,7 @@ class Router(Composite):
             raise ConfigError(f"a router needs run >= 1, optimism >= 0, got {run=}, {optimism=}")
         self.scope, self.run, self.optimism = scope, run, optimism
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._records: OrderedDict[tuple[Hashable, bool], Record] = OrderedDict()
+        self._records: OrderedDict[tuple[Hashable, bool], SpeedRecord] = OrderedDict()
 
     def expected_tokens(self, seq: Sequence | None) -> Many[float]:
         """Prior tokens per step with each part, relative to each other. None: for any sequence."""
@@ -193,7 +194,7 @@ class Router(Composite):
 
     def _unobserved(self, seq: Sequence) -> deque[tuple[int, Tree]]:
         """Parts and trees of drafts in steps not observed yet."""
-        return seq.scratch.setdefault((self, "unjudged"), deque(maxlen=2))
+        return seq.scratch.setdefault((self, "unobserved"), deque(maxlen=2))
 
     def _credit(self, seq: Sequence, tree: Tree, num_emitted: int) -> None:
         """Adds a step to the statistics of the part that drafted in it."""
@@ -215,7 +216,7 @@ class Router(Composite):
             record.left, record.chosen_num = self.run, record.num
         return self._best(seq, record)
 
-    def _best(self, seq: Sequence, record: Record) -> int:
+    def _best(self, seq: Sequence, record: SpeedRecord) -> int:
         """The part that would draft for a sequence now; changes no state."""
         num = len(record.seqs) + (self not in seq.scratch)
         part = self._fastest(record) if self._is_due(record, num) else record.part
@@ -226,22 +227,22 @@ class Router(Composite):
         step_seconds[part] += unread / CATCH_UP_STEPS
         return first_best(record.upper_bounds(step_seconds, self.optimism))
 
-    def _is_due(self, record: Record, num: int) -> bool:
+    def _is_due(self, record: SpeedRecord, num: int) -> bool:
         """Whether to select again: `run` steps have passed, or `num` sequences changed a lot."""
         return record.left <= 0 or not record.chosen_num / 2 < num < 2 * record.chosen_num
 
-    def _fastest(self, record: Record) -> int:
+    def _fastest(self, record: SpeedRecord) -> int:
         return first_best(record.upper_bounds(self._step_seconds(record), self.optimism))
 
     def _first(self) -> Drafter:
         """The part with the highest prior speed."""
-        record = Record(self.expected_tokens(None))
+        record = SpeedRecord(self.expected_tokens(None))
         return self.parts[first_best(record.speeds(self._step_seconds(record)))]
 
-    def _record(self, seq: Sequence) -> Record:
+    def _record(self, seq: Sequence) -> SpeedRecord:
         """The record of a sequence; a temporary one before its first draft."""
         own = seq.scratch.get(self) or self._records.get(self._key(seq))
-        return own or Record(self.expected_tokens(seq))
+        return own or SpeedRecord(self.expected_tokens(seq))
 
     def _join(self, seq: Sequence) -> None:
         """A sequence starts to draft."""
@@ -249,7 +250,7 @@ class Router(Composite):
             return
         key = self._key(seq)
         record = seq.scratch[self] = self._records.setdefault(
-            key, Record(self.expected_tokens(seq))
+            key, SpeedRecord(self.expected_tokens(seq))
         )
         record.seqs.add(seq)
         self._records.move_to_end(key)
@@ -263,7 +264,7 @@ class Router(Composite):
         for is_greedy in (False, True):
             self._records.pop((key, is_greedy), None)
 
-    def _step_seconds(self, record: Record) -> list[float]:
+    def _step_seconds(self, record: SpeedRecord) -> list[float]:
         """Modelled seconds of a step with each part, for drafts of the mean size."""
         nodes, num = round(record.nodes), record.num
         base = self._base_seconds(nodes, num)

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from forerun.core.dice import Dice, SeededDice
+from forerun.core.growing import Grower, Path, Source
 from forerun.core.logits import TargetProbs
 from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot, Step
-from forerun.core.roles import Grower, Path, Source, Target, name_of
+from forerun.core.roles import Target, name_of
 from forerun.core.sampling import softmax, to_probs
 from forerun.core.scopes import SCOPES
 from forerun.core.tree import POINT, Proposal, Tree

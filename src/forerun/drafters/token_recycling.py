@@ -20,9 +20,10 @@ from pathlib import Path as FilePath
 import numpy as np
 
 from forerun.core.dice import Dice
+from forerun.core.growing import Path, Source
 from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot, Step
-from forerun.core.roles import Path, Source, Target
+from forerun.core.roles import Target
 from forerun.core.scopes import kept_key, key_of
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.core.tree_template import DEFAULT, RANK_VALUES, Template

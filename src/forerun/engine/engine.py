@@ -221,15 +221,18 @@ class Engine:
         return states
 
     def _publish(self, step: Step) -> None:
-        """Calls all listeners, then raises the first of their errors."""
+        """Calls all listeners, then raises the first of their errors, with notes on the others."""
         errors = []
         for listener in self.listeners:
             try:
                 listener(step)
             except Exception as error:
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        if not errors:
+            return
+        for other in errors[1:]:
+            errors[0].add_note(f"another listener failed too: {type(other).__name__}: {other}")
+        raise errors[0]
 
 
 def _leads(found: list[Rows]) -> Many[int]:

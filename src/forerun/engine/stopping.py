@@ -28,12 +28,12 @@ class Stops:
 
     def __init__(self, eos_ids: Many[int] = (), stream: Callable[[], Stream] | None = None) -> None:
         self.eos_ids = frozenset(eos_ids)
-        self._stream = stream
+        self.stream = stream
 
     def start(self, seq: Sequence) -> None:
         """A sequence starts, possibly with generated text that contains part of a stop string."""
-        if self._stream:
-            seq.scratch[self] = text = Text(self._stream, seq.sampling.stop)
+        if self.stream:
+            seq.scratch[self] = text = Text(self.stream, seq.sampling.stop)
             text.extend(seq.generated)
 
     def reset(self, seq: Sequence) -> None:

@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence as Many
 
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Growth
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth
 from forerun.core.tree import POINT, Proposal, TreeBuilder
 from forerun.core.tree_template import DEFAULT, Template, levels
 

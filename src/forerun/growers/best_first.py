@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Growth
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth
 from forerun.core.tree import TreeBuilder
 
 

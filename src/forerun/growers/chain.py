@@ -6,8 +6,8 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2
 from __future__ import annotations
 
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Growth
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth
 from forerun.core.tree import IID, TreeBuilder
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from forerun.core.acceptance_prior import NUM_RANKS, AcceptanceCounts, grade
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Growth
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth
 from forerun.core.tree import POINT, SWOR, Proposal, TreeBuilder
 
 

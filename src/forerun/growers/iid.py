@@ -8,8 +8,8 @@ The source is queried once per distinct path.
 from __future__ import annotations
 
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Growth
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth
 from forerun.core.tree import IID, TreeBuilder
 from forerun.errors import ConfigError
 

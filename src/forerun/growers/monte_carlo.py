@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forerun.core.dice import Dice
+from forerun.core.growing import Grower, Growth, Path
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth, Path
 from forerun.core.tree import Proposal, Tree, TreeBuilder
-from forerun.core.tree_search import CONSTANT, PATH, REWARDS, Search
+from forerun.core.tree_search import CONSTANT, PATH, REWARDS, SearchSettings
 from forerun.errors import ConfigError
 
 DROPS = ("longest", "rarest")
@@ -70,7 +70,7 @@ class MonteCarlo(Grower):
         for name, value, known in (("reward", reward, REWARDS), ("drop", drop, DROPS)):
             if value not in known:
                 raise ConfigError(f"unknown {name} {value!r}; use one of {', '.join(known)}")
-        self.search = Search(
+        self.search = SearchSettings(
             length - 1,
             iterations,
             top,
@@ -81,7 +81,7 @@ class MonteCarlo(Grower):
             drop == "longest",
         )
 
-    def within(self, depth: int) -> Search:
+    def within(self, depth: int) -> SearchSettings:
         """The settings with paths of at most `depth` tokens."""
         return self.search._replace(steps=min(self.search.steps, depth))
 
@@ -129,7 +129,7 @@ class _Known:
 
 
 def _iterate(
-    search: Search, root: Node, nodes: list[Node], known: _Known, dice: Dice
+    search: SearchSettings, root: Node, nodes: list[Node], known: _Known, dice: Dice
 ) -> Generator[list[Path], list[Proposal | None], None]:
     """One iteration: selection, expansion, rollout and backup."""
     node = root
@@ -168,7 +168,7 @@ class Reward:
             self.value += score if self.kind == PATH else self._reached
 
 
-def selected(node: Node, search: Search) -> Node:
+def selected(node: Node, search: SearchSettings) -> Node:
     """The child with the largest score of the module docstring; ties: the first."""
     assert node.children
     if search.visits_all:

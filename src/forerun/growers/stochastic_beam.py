@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.core.dice import Dice, SeededDice
+from forerun.core.growing import Grower, Growth
 from forerun.core.records import Plan
-from forerun.core.roles import Grower, Growth
 from forerun.core.tree import SWOR, Proposal, TreeBuilder
 from forerun.errors import ConfigError
 

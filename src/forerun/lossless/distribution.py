@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from forerun.constraints._penalties import Adjust
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.logits import Adjust, TargetProbs
+from forerun.core.logits import TargetProbs
 from forerun.core.records import Sequence, Step, Verdict
 from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling, to_probs

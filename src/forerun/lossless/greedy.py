@@ -102,7 +102,7 @@ class GreedyCase:
         return "identical" if self.position is None else "numerical tie"
 
 
-class TopLogits:
+class TopLogitRecorder:
     """Listener: ids and values of the largest processed logits at every emitted token."""
 
     def __init__(self) -> None:
@@ -130,11 +130,11 @@ def check_greedy(
     """
     greedy = Sampling(temperature=0.0, max_new_tokens=max_new_tokens, seed=0)
     for i, prompt in enumerate(prompts):
-        tops = TopLogits()
+        tops = TopLogitRecorder()
         empty_cache(model)
         run = model.run([prompt], greedy, drafter="none", constraint=parts.constraint, on_step=tops)
         (plain,) = run
-        drafted = TopLogits()
+        drafted = TopLogitRecorder()
         run = model.run(
             [prompt], replace(greedy, n=num_repeats), on_step=drafted, **parts.options()
         )

@@ -14,11 +14,6 @@ from forerun.core.records import Step
 from forerun.core.sampling import Sampling, softmax, to_probs
 
 
-def truncates(sampling: Sampling) -> bool:
-    """Whether the parameters exclude tokens by probability."""
-    return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
-
-
 class KeptSets:
     """Listener: the set of kept tokens at every emitted token, as bits, by trajectory."""
 
@@ -28,7 +23,7 @@ class KeptSets:
 
     def __call__(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
-            if truncates(seq.sampling):
+            if seq.sampling.truncates:
                 sets = (np.packbits(step.laws[i][node] > 0).tobytes() for node in step.visited(i))
                 mine = self.of.setdefault(seq.index, [])
                 mine += [self._known.setdefault(bits, bits) for bits in sets]

@@ -27,8 +27,8 @@ from forerun.models.paths import GGUF
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
 from forerun.models.weight_map import IGNORED, canonical, missing_message, norm_names, shapes
 from forerun.runner.free_memory import check_weights
-from forerun.runner.native.int8 import KEPT, Rounding
 from forerun.runner.native.packing import can_pack
+from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
 MAX_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 
@@ -145,14 +145,14 @@ def load_decoder(
     files: list[Path],
     dtype: torch.dtype,
     device: torch.device,
-    rounding: Rounding = KEPT,
+    rounding: WeightFormat = UNQUANTIZED,
 ) -> Transformer:
     """The decoder of a checkpoint. Raises ModelError for missing tensors or wrong shapes.
 
     Raises CapacityError if the weights do not fit into memory.
     """
     parts = Parts(plan, dtype, device, rounding)
-    itemsize = dtype.itemsize if rounding == KEPT else rounding.bits / 8
+    itemsize = dtype.itemsize if rounding == UNQUANTIZED else rounding.bits / 8
     check_memory(parts.config, itemsize, device)
     for name, tensor in tensors(files, dtype):
         if canonical(name) in plan.pieces and (found := flaw(tensor, dtype)):
@@ -172,7 +172,11 @@ class Parts:
     """The decoder's parts during loading; parts for our kernels are padded to whole lanes."""
 
     def __init__(
-        self, plan: Plan, dtype: torch.dtype, device: torch.device, rounding: Rounding = KEPT
+        self,
+        plan: Plan,
+        dtype: torch.dtype,
+        device: torch.device,
+        rounding: WeightFormat = UNQUANTIZED,
     ) -> None:
         self.plan, self.dtype, self.device, self.rounding = plan, dtype, device, rounding
         self._packs = can_pack(torch.empty(0, dtype=dtype, device=device))
@@ -216,7 +220,7 @@ class Parts:
 
     def _is_copied_by_packing(self, dest: str) -> bool:
         """Whether packing copies this part, so it needs no copy from the file before."""
-        is_lookup = self.plan.config.is_tied and self.rounding == KEPT and dest == "embed"
+        is_lookup = self.plan.config.is_tied and self.rounding == UNQUANTIZED and dest == "embed"
         return self._packs and (
             is_lookup or dest.endswith(".weight") and len(self.plan.shapes[dest]) == 2
         )
@@ -264,12 +268,12 @@ class Parts:
             Linear(tensor, is_gated=is_gated, rounding=rounding) if is_linear else tensor
         )
 
-    def rounding_of(self, dest: str) -> Rounding:
+    def rounding_of(self, dest: str) -> WeightFormat:
         """The rounding of a part: none for routers, and none for heads with 4 bits."""
         is_fine = dest.endswith("router.weight") or (
             self.rounding.bits == 4 and dest.startswith("head")
         )
-        return KEPT if is_fine else self.rounding
+        return UNQUANTIZED if is_fine else self.rounding
 
     def _linear(self, name: str) -> Linear:
         linear = self._done[f"{name}.weight"]

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.models import torchao
-from forerun.runner.native.int8 import KEPT, Rounding
 from forerun.runner.native.packing import Packed, can_pack
+from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
 GELU_TANH = "gelu_tanh"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,7 +41,7 @@ class Linear:
         *,
         is_gated: bool = False,
         pack: bool = True,
-        rounding: Rounding = KEPT,
+        rounding: WeightFormat = UNQUANTIZED,
     ) -> None:
         self.shape = tuple(weight.shape)  # [out, in]
         self._nbytes, self.dtype, self.device = weight.nbytes, weight.dtype, weight.device
@@ -55,7 +55,7 @@ class Linear:
         elif pack and can_block(weight):
             self._blocked = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
             self.weight = None
-        elif rounding != KEPT and (weight.device.type == "cuda" or not pack):
+        elif rounding != UNQUANTIZED and (weight.device.type == "cuda" or not pack):
             self.weight, self.is_quantized = torchao.quantized(weight, rounding), True
             self._nbytes = torchao.nbytes(self.weight)
         if bias is not None:

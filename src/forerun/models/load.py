@@ -27,7 +27,7 @@ from forerun.models.weight_update import update_decoder
 from forerun.runner.free_memory import check_weights
 from forerun.runner.model_runner import ModelRunner
 from forerun.runner.native import kernels
-from forerun.runner.native.int8 import KEPT, Rounding
+from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
 if TYPE_CHECKING:
     from forerun.core.roles import Target
@@ -65,8 +65,8 @@ def load_target(
             f"context must be an integer of at least 2, got {context!r}; omit it for the model's "
             "own"
         )
-    rounding = Rounding.parse(weights)
-    if rounding != KEPT:
+    rounding = WeightFormat.parse(weights)
+    if rounding != UNQUANTIZED:
         check_rounding(weights, rounding, path_or_model, choose_device(device), DTYPES.get(dtype))
     if not isinstance(path_or_model, str | Path):
         from forerun.models.hf import HFTarget
@@ -79,12 +79,12 @@ def load_target(
         plan, config = planned(folder, context)
         files = shard_files(folder)
         kind = choose_dtype(dtype, config, files)
-        if rounding != KEPT:
+        if rounding != UNQUANTIZED:
             check_rounding(weights, rounding, path_or_model, where, kind)
         decoder = load_decoder(plan, files, kind, where, rounding)
         decoder.update_weights = partial(update_decoder, decoder, plan, rounding=rounding)
     except Unsupported as reason:
-        if rounding != KEPT:
+        if rounding != UNQUANTIZED:
             raise ModelError(
                 f"{path_or_model} cannot be held in {rounding.bits} bits, since transformers runs "
                 f"it ({reason}); use weights 'auto'"
@@ -138,7 +138,7 @@ def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:
 
 def check_rounding(
     weights: str,
-    rounding: Rounding,
+    rounding: WeightFormat,
     path_or_model: Any,
     device: torch.device,
     dtype: torch.dtype | None,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.models.transformer import DecoderConfig
-from forerun.runner.native.decoder import missing
+from forerun.runner.native.decoder import unsupported_config
 from forerun.runner.native.layout import LANES
 
 HEADS = {"qkv": 0, "q_norm": 0, "k_norm": 0, "out": 1}  # part -> padded axis
@@ -40,7 +40,7 @@ def in_lanes(c: DecoderConfig) -> DecoderConfig:
         layer_mlp_sizes=tuple(map(in_whole_lanes, c.layer_mlp_sizes)),
         attn_scale=c.attn_scale * share,
     )
-    return c if missing(wide) else wide
+    return c if unsupported_config(wide) else wide
 
 
 def in_whole_lanes(size: int) -> int:

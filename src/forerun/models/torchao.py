@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.runner.native.int8 import Rounding
+from forerun.runner.native.weight_format import WeightFormat
 
 
-def why_not(rounding: Rounding, device: torch.device, dtype: torch.dtype | None = None) -> str:
+def why_not(rounding: WeightFormat, device: torch.device, dtype: torch.dtype | None = None) -> str:
     """Why a device does not support a rounding, with an alternative; empty if it does."""
     if device.type != "cuda":
         return "int8 needs a CPU or CUDA, fp8 and int4 need CUDA; use int8 on a CPU, or auto"
     if find_spec("torchao") is None:
         return "on a GPU they need torchao; pip install 'forerun[torchao]', or use auto"
-    if rounding.bits == 8 and rounding.scaled:
+    if rounding.bits == 8 and rounding.group_size:
         return "int8 with a scale per group of inputs is for CPUs; use int8"
     if rounding.bits == 4 and dtype not in (None, torch.bfloat16):
         return f"int4 is for bf16 models, and this one is in {dtype}; use dtype 'bf16'"
@@ -32,15 +32,15 @@ def why_not(rounding: Rounding, device: torch.device, dtype: torch.dtype | None 
     return ""
 
 
-def quantized(weight: Tensor, rounding: Rounding) -> Tensor:
+def quantized(weight: Tensor, rounding: WeightFormat) -> Tensor:
     """The weight [out, in] as a torchao tensor for `F.linear`.
 
     Raises ConfigError if the input width is no multiple of int4's group size.
     """
-    if rounding.bits == 4 and weight.shape[1] % rounding.scaled:
+    if rounding.bits == 4 and weight.shape[1] % rounding.group_size:
         raise ConfigError(
-            f"int4:{rounding.scaled} needs input widths that are multiples of {rounding.scaled}, "
-            f"and one is {weight.shape[1]}; use int4:32, or int8"
+            f"int4:{rounding.group_size} needs input widths that are multiples of "
+            f"{rounding.group_size}, and one is {weight.shape[1]}; use int4:32, or int8"
         )
     from torchao.quantization import quantize_
 
@@ -57,7 +57,7 @@ def nbytes(weight: Tensor) -> int:
     return sum(getattr(weight, name).nbytes for name in names)
 
 
-def _config(rounding: Rounding) -> Any:
+def _config(rounding: WeightFormat) -> Any:
     """torchao's config for a rounding; compiler settings stay unchanged."""
     from torchao.quantization import (
         Float8WeightOnlyConfig,
@@ -69,7 +69,9 @@ def _config(rounding: Rounding) -> Any:
     if rounding.bits == 4:
         # the packing of torch's kernel; others need further packages
         packing = "tile_packed_to_4d"
-        return Int4WeightOnlyConfig(group_size=rounding.scaled, int4_packing_format=packing, **how)
+        return Int4WeightOnlyConfig(
+            group_size=rounding.group_size, int4_packing_format=packing, **how
+        )
     if rounding.is_float:
         return Float8WeightOnlyConfig(**how)
     return Int8WeightOnlyConfig(version=2, **how)

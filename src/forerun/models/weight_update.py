@@ -18,7 +18,7 @@ from forerun.models.families import Plan
 from forerun.models.layers import GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
 from forerun.models.transformer import Transformer
 from forerun.models.weight_map import IGNORED, canonical, listed
-from forerun.runner.native.int8 import KEPT, Rounding
+from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
 HEAD = "lm_head.weight"
 TABLE = {"embed": ("embed_tokens.weight", "wte.weight")}
@@ -26,7 +26,10 @@ TABLE = {"embed": ("embed_tokens.weight", "wte.weight")}
 
 @torch.inference_mode()
 def update_decoder(
-    model: Transformer, plan: Plan, state: Mapping[str, Tensor], rounding: Rounding = KEPT
+    model: Transformer,
+    plan: Plan,
+    state: Mapping[str, Tensor],
+    rounding: WeightFormat = UNQUANTIZED,
 ) -> None:
     """Replaces weights of our decoder. Raises ModelError before any weight has changed."""
     given = {canonical(name): tensor for name, tensor in state.items()}
@@ -97,7 +100,9 @@ def _check_shapes(plan: Plan, dest: str, names: list[str], given: Mapping[str, T
             )
 
 
-def assign(model: Transformer, dest: str, part: Tensor | Linear, head_rounding: Rounding) -> None:
+def assign(
+    model: Transformer, dest: str, part: Tensor | Linear, head_rounding: WeightFormat
+) -> None:
     """Puts a finished part into the model."""
     c, words = model.config, dest.split(".")
     if dest == "embed":

@@ -1,12 +1,11 @@
-"""Beam search over tokens, held to what a guide allows, that keeps every candidate it met.
+"""Constrained beam search over tokens that keeps all candidates.
 
-As in Bevilacqua et al., "Autoregressive Search Engines", 2022. A candidate's score is the sum of
-the model's own log-probabilities: what the guide forbids is left out, and the rest is not
-renormalised, or n-grams in thin branches would gain. The best 2K candidates of every step are
-recorded, so the result holds all prefixes of all beams and what nearly became one.
+Bevilacqua et al., "Autoregressive Search Engines", 2022. A guide gives the allowed next tokens. The
+score of a candidate is the sum of the model's log-probabilities. They are not renormalised over the
+allowed tokens: that would favour n-grams with few allowed continuations. Each step records its best
+2 K candidates, so the result also has the prefixes of all beams.
 
-Law: the log-probability of every hypothesis is the model's, token by token; every hypothesis is
-one that the guide allows (tests).
+Law: the log-probability of every hypothesis is the model's, and the guide allows every hypothesis.
 """
 
 from __future__ import annotations
@@ -18,19 +17,22 @@ import numpy as np
 
 
 class Scorer(Protocol):
-    """A model that continues many prompts at once."""
+    """A language model that continues a batch of prompts."""
 
     def begin(self, prompts: Many[Many[int]]) -> tuple[Any, np.ndarray]:
-        """A state with a row per prompt, and the log-probabilities [prompts, V] of what is next."""
+        """A state with a row per prompt, and next-token log-probabilities [prompts, V]."""
         ...
 
     def go_on(self, state: Any, rows: np.ndarray, tokens: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The next state and logits [len(rows), V]; row i continues row rows[i] by tokens[i]."""
+        """The next state and log-probabilities [len(rows), V].
+
+        Row i continues row rows[i] by tokens[i].
+        """
         ...
 
 
 class Guide(Protocol):
-    """What may come. States are values, as those of shapers."""
+    """The constraint of a beam search: allowed next tokens by state. States are immutable."""
 
     start: Any
 
@@ -44,7 +46,7 @@ class Guide(Protocol):
 
 
 class Free:
-    """A guide that allows all `size` ids."""
+    """A guide that allows all ids below `size`."""
 
     start: Any = ()
 
@@ -64,11 +66,11 @@ class Hypothesis(NamedTuple):
     tokens: tuple[int, ...]
     logp: float
     state: Any
-    is_whole: bool = False  # ended, or as long as asked for and a beam
+    is_whole: bool = False  # finished: ends in the end token, or is a beam of full length
 
 
 class Searched(NamedTuple):
-    """What one prompt gave."""
+    """The candidates of one prompt."""
 
     found: list[Hypothesis]  # every recorded candidate, step by step, best first within a step
     first: np.ndarray  # log-probabilities [V] of the first token
@@ -83,7 +85,7 @@ def beam_search(
     length: int = 10,
     end: int | None = None,
 ) -> list[Searched]:
-    """Candidates of up to `length` tokens for every prompt; one that says `end` goes on no more."""
+    """Candidates of up to `length` tokens for every prompt; the token `end` finishes one."""
     state, logps = scorer.begin(prompts)
     found: list[list[Hypothesis]] = [[] for _ in prompts]
     firsts = [row.copy() for row in logps]
@@ -111,7 +113,7 @@ def beam_search(
 def _best(
     beam: list[Hypothesis], logps: np.ndarray, guide: Guide, most: int
 ) -> list[tuple[int, Hypothesis]]:
-    """The best continuations of a prompt's beams, each with the row that it continues."""
+    """The `most` best continuations of a prompt's beams, each with the index of its beam."""
     ids = [guide.next(h.state) for h in beam]
     if not sum(map(len, ids)):
         return []

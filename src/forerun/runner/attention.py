@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from forerun.runner.forward_batch import Work
     from forerun.runner.kv_cache import Cache
 
-PADDING = 1.5  # limit of padded work / real work in a group
-MOST = 1 << 24  # elements of a mask that is kept
+MAX_PADDING_RATIO = 1.5  # limit of padded work / real work in a group
+MAX_KEPT_MASK_ELEMENTS = 1 << 24  # elements of a mask that is kept
 
 
 class Masks:
@@ -55,15 +55,15 @@ class Masks:
         for first, last in mixed(spans, low, stop, window):
             sees = seen(spans, width, first, last, window)
             part = mask[..., first - low : last - low]
-            if mask.numel() <= MOST:
+            if mask.numel() <= MAX_KEPT_MASK_ELEMENTS:
                 self._written.append(part)  # before it is written: a pass may be interrupted
             part.masked_fill_(torch.from_numpy(~sees).to(self.device)[:, None], -torch.inf)
         return mask.view(len(spans), 1, fold * width, stop - low)
 
     def _take(self, shape: tuple[int, ...]) -> Tensor:
-        """Zeros; kept for later passes up to MOST elements."""
+        """Zeros; kept for later passes up to MAX_KEPT_MASK_ELEMENTS elements."""
         size, kind = math.prod(shape), {"dtype": self.dtype, "device": self.device}
-        if size > MOST:
+        if size > MAX_KEPT_MASK_ELEMENTS:
             return torch.zeros(shape, **kind)  # type: ignore[call-overload]
         if self._num == len(self._zeros):
             self._zeros.append(torch.zeros(0, **kind))  # type: ignore[call-overload]
@@ -262,7 +262,7 @@ def grouped(spans: Many[Span]) -> list[list[Span]]:
             joined = [*groups[-1], span]
             true = sum(s.num_rows * s.stop for s in joined)
             width, stop = max(s.num_rows for s in joined), max(s.stop for s in joined)
-            if len(joined) * width * stop <= PADDING * true:
+            if len(joined) * width * stop <= MAX_PADDING_RATIO * true:
                 groups[-1] = joined
                 continue
         groups.append([span])

@@ -18,16 +18,23 @@ import torch
 from torch import Tensor
 
 from forerun.core.forward_batch import ForwardBatch
+from forerun.core.growing import Path
 from forerun.core.records import Rows, Sequence, Verdict
-from forerun.core.roles import Path, Target
+from forerun.core.roles import Target
 from forerun.core.tree import Tree
 from forerun.errors import CapacityError, ConfigError
 from forerun.runner.detailed_forward import check_positions, detailed_rows
-from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows, warm_up
+from forerun.runner.forward_batch import (
+    MAX_JOINED_TOKENS,
+    DetailedWork,
+    PassRequest,
+    Work,
+    WorkRows,
+    warm_up,
+)
 from forerun.runner.slots import Slot, Slots
 
 CHUNK = 512  # rows of a prefill pass
-SMALL = 8  # up to this number of pending tokens, no separate prefill pass
 LOGITS: frozenset[str] = frozenset({"logits"})
 HIDDEN: frozenset[str] = frozenset({"hidden"})
 NOTHING: frozenset[str] = frozenset()
@@ -209,7 +216,7 @@ class Runner(Target):
         if len(slot.tokens) == len(seq.tokens):
             slot.truncate(len(seq.tokens) - 1)
         slot.clear_scratch()
-        self._prefill(slot, seq, SMALL if num_works > 1 else CHUNK)
+        self._prefill(slot, seq, MAX_JOINED_TOKENS if num_works > 1 else CHUNK)
         pending = seq.tokens[len(slot.tokens) :]
         if not len(tree):
             return Work(slot, pending)
@@ -221,7 +228,7 @@ class Runner(Target):
         slot = self.synced(seq, max(paths, key=len))
         if len(slot.tokens) == len(seq.tokens) and -1 not in slot.logits:
             slot.truncate(len(seq.tokens) - 1)  # `forward` computed these cells without logits
-        self._prefill(slot, seq, SMALL)
+        self._prefill(slot, seq, MAX_JOINED_TOKENS)
         pending = seq.tokens[len(slot.tokens) :]
         if pending:
             slot.clear_scratch()

@@ -17,13 +17,17 @@ from forerun.core.forward_batch import ForwardBatch, fields, missing
 from forerun.core.records import PromptRows, Rows, Sequence
 from forerun.core.tree import Resume, Tree
 from forerun.errors import CapacityError, ConfigError
-from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
+from forerun.runner.forward_batch import (
+    MAX_JOINED_TOKENS,
+    DetailedWork,
+    PassRequest,
+    Work,
+    WorkRows,
+)
 
 if TYPE_CHECKING:
     from forerun.runner.base import Runner
     from forerun.runner.slots import Slot
-
-SMALL = 8  # up to this number of tokens, no separate pass in a batch
 
 
 def detailed_rows(runner: Runner, batch: ForwardBatch, leads: Many[int]) -> list[Rows]:
@@ -47,7 +51,7 @@ class DetailedForward:
         """The rows of every sequence."""
         own = sorted(set(leads))
         parts: dict[int, list[WorkRows]] = {i: [] for i in own}
-        most = self.runner.chunk if len(own) == 1 else SMALL
+        most = self.runner.chunk if len(own) == 1 else MAX_JOINED_TOKENS
         works = {i: self._work(i, parts[i], most) for i in own}
         request = PassRequest(
             self.layers, self.fields.taps, True, self.fields.prompt_logits and self.layers is None
@@ -69,7 +73,7 @@ class DetailedForward:
         return None if starts is None else starts[i]
 
     def queries(self, i: int) -> Many[int]:
-        """Indexes of the queries that return attention weights."""
+        """Indices of the queries that return attention weights."""
         if not self.fields.attention:
             return ()
         given = self.batch.attention_queries
@@ -167,7 +171,7 @@ class DetailedForward:
         if start is None:
             return None
         tokens, total = self.batch.seqs[i].tokens, len(self.batch.trees[lead]) + 1
-        # queries may have asked for more rows than `prompt_rows` does
+        # queries may start before `prompt_rows`, so the passes have more rows
         num, f = len(tokens) - 1 - start, self.fields
 
         def joined(found: list[Tensor]) -> Tensor:
@@ -206,13 +210,13 @@ def check(runner: Runner, batch: ForwardBatch) -> None:
     wanted, count = fields(batch.needs), runner.num_layers
     run = range(count) if batch.layers is None else tuple(batch.layers)
     if not run or list(run) != sorted(set(run)) or run[0] < 0 or run[-1] >= count:
-        raise ConfigError(f"layers={batch.layers} must rise and lie in 0 .. {count - 1}")
+        raise ConfigError(f"layers={batch.layers} must be ascending and within 0 .. {count - 1}")
     if outside := sorted(set(wanted.taps) - set(run)):
         raise ConfigError(f"taps name layer {outside[0]}, and the pass runs layers {run}; drop it")
     _check_indexes(batch)
     if batch.layers is not None and (batch.prompt_rows or batch.attention_queries):
         raise ConfigError(
-            "a pass over some layers has rows of the root and the tree only; ask for prompt rows "
+            "a pass over some layers has rows of the root and the tree only; request prompt rows "
             "and attention of earlier tokens in a pass over all layers"
         )
 
@@ -227,7 +231,7 @@ def _check_indexes(batch: ForwardBatch) -> None:
         queries = () if batch.attention_queries is None else batch.attention_queries[i]
         if not all(0 <= index < len(seq.tokens) + len(tree) for index in queries):
             raise ConfigError(
-                f"attention_queries={list(queries)} must lie in 0 .. "
+                f"attention_queries={list(queries)} must be within 0 .. "
                 f"{len(seq.tokens) + len(tree) - 1} for sequence {i}"
             )
 

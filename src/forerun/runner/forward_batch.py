@@ -19,6 +19,7 @@ from forerun.runner.slots import PartialPass, Slot
 from forerun.runner.span import Span
 
 NO_NODES = np.zeros(0, dtype=np.int32)
+MAX_JOINED_TOKENS = 8  # up to this number of pending tokens, no separate prefill pass
 FIELDS = 6  # of a span in the kernels: slot, base, stop, rows, first row, address of sees
 
 

@@ -38,12 +38,12 @@ def check_weights(size: int, device: torch.device, how: str) -> None:
     how: text on the size, e.g. "at 2 bytes each".
     """
     free = available_bytes(device)
-    said = f"the weights take {size / 2**30:.1f} GiB {how}, and {free / 2**30:.1f} GiB are free"
-    less = "use dtype 'bf16', weights 'int8', a smaller model, or another device"
+    summary = f"the weights take {size / 2**30:.1f} GiB {how}, and {free / 2**30:.1f} GiB are free"
+    fix = "use dtype 'bf16', weights 'int8', a smaller model, or another device"
     if size > free:
-        raise CapacityError(f"{said}; {less}")
+        raise CapacityError(f"{summary}; {fix}")
     if size > TIGHT_SHARE * free:
-        log.warning("%s: the machine may swap and become very slow; %s", said, less)
+        log.warning("%s: the machine may swap and become very slow; %s", summary, fix)
 
 
 def container_bytes(

@@ -13,8 +13,8 @@ from forerun.runner.free_memory import available_bytes
 from forerun.runner.kv_memory import Cells
 from forerun.runner.slots import Slot, Slots
 
-RECORDED = ("cuda",)  # device types with graphs that store addresses of cells
-RECORDED_CELLS = 2048  # initial cells of a slot on such devices, so that they move rarely
+GRAPH_DEVICE_TYPES = ("cuda",)  # device types with graphs that store addresses of cells
+MIN_GRAPH_CELLS = 2048  # initial cells of a slot on such devices, so that they move rarely
 MAX_MEMORY_SHARE = 0.25  # of free memory, for cells allocated ahead of need
 
 
@@ -101,10 +101,10 @@ class Cache(Slots):
         ample_room = room if room == slots else min(self.max_slots, max(2 * slots, room))
         ample = min(self.max_cells, max(2 * have, 256)) if length > have else have
         tail = self.data.shape[3:]
-        if self.device.type in RECORDED:
+        if self.device.type in GRAPH_DEVICE_TYPES:
             all_at_once = (
                 self.max_slots,
-                max(length, min(self.max_cells, max(2 * have, RECORDED_CELLS))),
+                max(length, min(self.max_cells, max(2 * have, MIN_GRAPH_CELLS))),
             )
             if self._is_share((layers, *all_at_once, *tail)):
                 ample_room, ample = all_at_once

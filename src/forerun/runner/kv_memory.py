@@ -11,7 +11,7 @@ import torch
 
 from forerun.runner.native.memory import in_large_pages
 
-PART = 1 << 23  # bytes zeroed per step
+STEP_BYTES = 1 << 23  # zeroed per step
 
 
 class Cells:
@@ -30,8 +30,8 @@ class Cells:
             in_large_pages(self._flat)
 
     def ready(self, share: float) -> None:
-        """On a CPU: zeroes up to PART bytes more, until `share` of all is ready."""
-        goal = min(math.ceil(min(share, 1.0) * len(self._flat)), self.nbytes + PART)
+        """On a CPU: zeroes up to STEP_BYTES more, until `share` of all is ready."""
+        goal = min(math.ceil(min(share, 1.0) * len(self._flat)), self.nbytes + STEP_BYTES)
         if goal > self.nbytes:  # in one thread, so that a large page is allocated once
             self._flat.numpy()[self.nbytes : goal] = 0
             self.nbytes = goal

@@ -19,7 +19,7 @@ from forerun.runner.base import CHUNK, HIDDEN, LOGITS, NOTHING, Runner
 from forerun.runner.detailed_pass import detailed_pass
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
 from forerun.runner.kv_cache import Cache
-from forerun.runner.native.decoder import NativeDecoder, lacking, say_once
+from forerun.runner.native.decoder import NativeDecoder, unsupported, warn_once
 
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "HIDDEN", "LOGITS", "NOTHING", "ModelRunner", "Runner", "decoder"]
 
 log = logging.getLogger("forerun")
-SCRATCH = 1024  # cells beyond the context, for tree nodes
+TREE_CELLS = 1024  # cells beyond the context, for tree nodes
 ALTERED = frozenset({"positions", "dropped_cells"})
 
 
@@ -49,7 +49,7 @@ class ModelRunner(Runner):
             c.num_kv_heads,
             c.head_dim,
             max_slots=max_seqs,
-            max_cells=self.context + SCRATCH,
+            max_cells=self.context + TREE_CELLS,
             dtype=model.dtype,
             device=model.device,
         )
@@ -175,15 +175,15 @@ class ModelRunner(Runner):
 def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:
     """The decoder of a model: native or GPU kernels if they support it, otherwise torch."""
     if model.device.type == "cuda":
-        lack = gpu.why_not(model.device) or gpu.lacking(model.config)
-        if not lack:
+        reason = gpu.unavailable(model.device) or gpu.unsupported_config(model.config)
+        if not reason:
             from forerun.runner.gpu.graphs import GraphDecoder  # needs Triton
 
             return GraphDecoder(model)
     else:
-        lack = lacking(model)
-        if not lack:
+        reason = unsupported(model)
+        if not reason:
             return NativeDecoder(model)
     if model.device.type in ("cpu", "cuda"):
-        say_once(lack)
+        warn_once(reason)
     return TorchDecoder(model)

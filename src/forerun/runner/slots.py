@@ -20,9 +20,9 @@ import torch
 from forerun.core.records import Sequence
 from forerun.errors import CapacityError
 
-TAIL = 64  # last tokens to compare again in a list that was synced before
+RECHECKED_TOKENS = 64  # last tokens to compare again in a list that was synced before
 MIN_REUSE_TOKENS = 64  # a free slot with fewer tokens is overwritten first
-MAX_KEPT = 4  # free slots kept for the next turn of their conversations
+MAX_KEPT_SLOTS = 4  # free slots kept for the next turn of their conversations
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Slot:
     def agreed(self, tokens: list[int]) -> int:
         """Length of the common prefix of the slot's tokens and `tokens`.
 
-        Law: a synced list only grows, or loses at most its last TAIL tokens before it grows again;
-        any other change is a new list, which is compared in full.
+        Law: a synced list only grows, or loses at most its last RECHECKED_TOKENS tokens before it
+        grows again; any other change is a new list, which is compared in full.
         """
         num = len(self.tokens)
-        low = max(num - TAIL, 0)
+        low = max(num - RECHECKED_TOKENS, 0)
         if tokens is self.synced and self.tokens[low:] == tokens[low:num]:
             return num
         return common_prefix(self.tokens, tokens)
@@ -168,7 +168,7 @@ class Slots(ABC):
         """
         if slots > self.max_slots:
             raise CapacityError(
-                f"max_seqs is {self.max_slots}, and {slots} sequences were asked for; load the "
+                f"max_seqs is {self.max_slots}, and {slots} sequences were requested; load the "
                 "model with a larger max_seqs, or use a smaller batch"
             )
         return 0
@@ -271,7 +271,7 @@ class Slots(ABC):
     def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
         """A slot for a new sequence of `wanted` tokens; `best` has the first `shared` of them.
 
-        Order: a free slot that loses little, `best` first; a new slot, if memory and MAX_KEPT
+        Order: a free slot that loses little, `best` first; a new slot, if memory and MAX_KEPT_SLOTS
         allow; the least recently used free slot. Slots of at least MIN_REUSE_TOKENS tokens are
         kept for their conversations.
         """
@@ -284,7 +284,7 @@ class Slots(ABC):
         cheap = [
             slot for slot in free if len(slot.tokens) < MIN_REUSE_TOKENS and self.has_cells(slot)
         ]
-        keeps = not cheap and len(free) < MAX_KEPT and self.can_keep_more()
+        keeps = not cheap and len(free) < MAX_KEPT_SLOTS and self.can_keep_more()
         if (keeps or not free) and len(self.slots) < self.max_slots:
             self.slots.append(Slot(len(self.slots)))
             return self.slots[-1]

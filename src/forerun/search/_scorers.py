@@ -159,13 +159,13 @@ def of_text(spec: str, device: str = "auto") -> AnyScorer:
 
 
 def score_all(scorer: Scorer, attempts: Many[Attempt]) -> list[float | str]:
-    """A score per attempt, or the reason why there is none.
+    """A score per attempt, or the error message.
 
-    If scoring the batch fails, each attempt is scored alone, so that one failure drops one attempt.
+    If scoring the batch fails, attempts are scored one by one, so that one failure drops only one.
     """
     try:
         return [_checked(score) for score in _exactly(scorer, attempts)]
-    except Exception:  # whatever a user's scorer may raise
+    except Exception:  # a user's scorer may raise anything
         return [_score_alone(scorer, attempt) for attempt in attempts]
 
 

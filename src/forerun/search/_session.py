@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.records import Sequence, Step
 from forerun.core.sampling import Sampling
+from forerun.engine.requests import as_samplings
 from forerun.engine.stats import Stats
 from forerun.engine.stopping import Stops, Stream
 from forerun.errors import CapacityError, ConfigError
@@ -43,11 +43,10 @@ class StepStops(Stops):
     ) -> None:
         super().__init__(eos_ids, stream)
         self._new, self._delimiters = stream, delimiters
-        self._steps: WeakKeyDictionary[Sequence, tuple[Stream, list[str]]] = WeakKeyDictionary()
 
     def start(self, seq: Sequence) -> None:
         super().start(seq)
-        self._steps[seq] = self._new(), [""]
+        seq.scratch[self, "step"] = StepText(self._new())
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         kept = super().cut(seq, tokens)
@@ -59,10 +58,18 @@ class StepStops(Stops):
         return kept
 
     def _completes(self, seq: Sequence, token: int) -> bool:
-        stream, text = self._steps[seq]
-        text[0] += stream.push(token)
-        body = text[0].lstrip()
+        step: StepText = seq.scratch[self, "step"]
+        step.text += step.stream.push(token)
+        body = step.text.lstrip()
         return any(end in body for end in self._delimiters)
+
+
+@dataclass
+class StepText:
+    """The text of a sequence since its step began."""
+
+    stream: Stream
+    text: str = ""
 
 
 class Session:
@@ -85,8 +92,6 @@ class Session:
         dice: Callable[..., Dice] = SeededDice,
         **options: Any,
     ) -> None:
-        from forerun.api import as_samplings
-
         own: Any = [prompt if isinstance(prompt, str) else list(prompt)]
         self.notes: list[str] = []
         asked = options | {"n": 1}
@@ -102,7 +107,7 @@ class Session:
         self.prompt = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)
         if delimiters:
             stops: Any = self.engine.stops
-            self.engine.stops = StepStops(stops.eos_ids, stops._stream, delimiters)
+            self.engine.stops = StepStops(stops.eos_ids, stops.stream, delimiters)
             self.engine.listeners.append(self._sync_cells)
         self.stats = Stats()
         self._paused: list[Sequence] = []  # started, waiting for memory

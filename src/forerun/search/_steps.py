@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun.core.records import Sequence
 from forerun.engine.stats import Stats
@@ -30,9 +30,6 @@ from forerun.search._answers import (
 from forerun.search._scorers import AnyScorer, Attempt, as_scorer, score_all
 from forerun.search._session import Session
 from forerun.utils.text import counted
-
-if TYPE_CHECKING:
-    pass
 
 SELECT = ("weighted", "majority", "score")
 AGGREGATE: dict[str, Callable[[Many[float]], float]] = {

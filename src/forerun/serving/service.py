@@ -9,7 +9,7 @@ from fastapi import Request
 
 from forerun import __version__
 from forerun.api import Model
-from forerun.core.logits import Adjust
+from forerun.constraints._penalties import Adjust
 from forerun.core.roles import Verifier
 from forerun.engine.engine import Engine
 from forerun.engine.generation import record_logprobs

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forerun.core.cost import Cost
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.records import Cost, Rows, Sequence, Verdict
+from forerun.core.records import Rows, Sequence, Verdict
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
 from forerun.engine.cost.step import cost_of
@@ -202,7 +203,7 @@ class EntropySwitch(Target):
         return {
             f"{name} {part}": size
             for name, model in zip(("small", "large"), self.models, strict=True)
-            for part, size in model.memory_report().items()  # type: ignore[attr-defined]
+            for part, size in model.memory_report().items()
         }
 
     def caught_up(self, seq: Sequence, which: int, depth: int = 0) -> None:

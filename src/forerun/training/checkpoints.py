@@ -17,7 +17,7 @@ def save_checkpoint(
     optimizers: list[torch.optim.Optimizer],
     progress: dict[str, Any],
 ) -> None:
-    """Writes the checkpoint atomically: a failed or interrupted save leaves the earlier one."""
+    """Writes the checkpoint atomically; if that fails, the earlier one stays."""
     state = {
         "parameters": {name: p.detach().cpu() for name, p in parameters.items()},
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
@@ -31,9 +31,9 @@ def restore_checkpoint(
     parameters: dict[str, torch.nn.Parameter],
     optimizers: list[torch.optim.Optimizer],
 ) -> dict[str, Any]:
-    """Copies a checkpoint into parameters and optimizers; returns its progress.
+    """Restores parameters and optimizers in place; returns the progress.
 
-    Raises DataError for an unreadable file and for one of another model.
+    Raises DataError for an unreadable file, and for a checkpoint of another model.
     """
     state = load_checkpoint(path)
     if _shapes(state["parameters"]) != _shapes(parameters):
@@ -52,7 +52,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint's contents on the CPU. Raises DataError."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for damaged files
+    except Exception as error:  # torch raises many types for damaged files
         raise DataError(
             f"{path} is not a readable checkpoint ({error}); delete it to start over"
         ) from error

@@ -1,7 +1,7 @@
-"""Tokenised documents, and batches of them: what the training loop reads.
+"""Tokenised documents and batches: the input of the training loop.
 
-A batch holds documents of similar length next to each other, up to a number of padded tokens. Which
-documents a step has depends on the seed and the step number only.
+A batch has documents of similar length, up to a number of padded tokens. The documents of a step
+depend on the seed and the step number only.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from forerun.errors import DataError
 from forerun.utils.files import write_atomically
 
 WIDTH_STEP = 32  # tokens
-FIELDS = ("top_ids", "top_logp", "features")  # rows per token that records may have
+FIELDS = ("top_ids", "top_logp", "features")  # optional rows per token of records
 
 
 class Stacked:
-    """Arrays [n, ...] of several shards as one, of which slices are read on demand."""
+    """Arrays [n, ...] of several shards as one; slices are read on demand."""
 
     def __init__(self, parts: Many[Any]) -> None:
         self.parts = list(parts)  # arrays, or slices of safetensors files
@@ -32,7 +32,7 @@ class Stacked:
         self.shape = (int(self.starts[-1]), *_shape(self.parts[0])[1:])
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows from `start` to `stop`, which lie in one shard."""
+        """Rows [start, stop); they must be in one shard."""
         i = int(np.searchsorted(self.starts, start, side="right")) - 1
         first = int(self.starts[i])
         return self.parts[i][int(start) - first : int(stop) - first]
@@ -44,7 +44,7 @@ def _shape(part: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Documents:
-    """Token ids of many documents end to end, where each starts, and how long its prompt is."""
+    """Concatenated token ids of documents, with start and prompt length of each."""
 
     tokens: np.ndarray  # integers (total,)
     starts: np.ndarray  # int64 (num + 1,)
@@ -74,7 +74,7 @@ class Documents:
         return self.tokens[self.starts[i] : self.starts[i + 1]]
 
     def is_learned(self, i: int) -> np.ndarray:
-        """Which tokens of the i-th document are to be learned, bool [n]."""
+        """Mask of the tokens to learn in the i-th document, bool [n]."""
         if self.mask is not None:
             return self.mask[self.starts[i] : self.starts[i + 1]]
         return np.arange(self.starts[i + 1] - self.starts[i]) >= self.prompts[i]
@@ -84,7 +84,7 @@ class Documents:
         return self.rows[name].rows(self.starts[i], self.starts[i + 1])
 
     def part(self, first: int, stop: int) -> Documents:
-        """Documents from number `first` to `stop`."""
+        """Documents [first, stop)."""
         at, end = int(self.starts[first]), int(self.starts[stop])
         assert not self.rows, "records with teacher rows are not cut; select them when reading"
         return Documents(
@@ -97,13 +97,13 @@ class Documents:
 
 @dataclass(frozen=True)
 class Micro:
-    """Documents next to each other, padded on the right; a step's weights sum to 1.
+    """A micro-batch: documents padded on the right; the weights of a step sum to 1.
 
-    Row t of the teacher's and feature rows belongs to the text up to and including token t.
+    Row t of top_ids, top_logp and features is computed after token t.
     """
 
     tokens: torch.Tensor  # int64 (rows, width)
-    weights: torch.Tensor  # float32 (rows, width), of the token at that place as a target
+    weights: torch.Tensor  # float32 (rows, width), loss weight of the token as a target
     num_tokens: int  # without padding
     top_ids: torch.Tensor | None = None  # int64 (rows, width, k)
     top_logp: torch.Tensor | None = None  # float32 (rows, width, k)
@@ -143,13 +143,13 @@ def load_documents(paths: list[Path]) -> Documents:
                 parts.append(Documents(shard["tokens"], shard["starts"], shard["prompts"]))
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
-                f"{path} is not a readable shard ({error}); delete it, and it is made again"
+                f"{path} is not a readable shard ({error}); delete it to make it again"
             ) from error
     return joined(parts)
 
 
 def joined(parts: list[Documents]) -> Documents:
-    """Several sets of documents as one; all have the same fields."""
+    """Concatenates documents; all parts must have the same fields."""
     offsets = np.cumsum([0, *(len(part.tokens) for part in parts)])
     starts = [part.starts[:-1] + at for part, at in zip(parts, offsets, strict=False)]
     masks = [part.mask for part in parts if part.mask is not None]
@@ -167,18 +167,18 @@ def joined(parts: list[Documents]) -> Documents:
 
 @dataclass(frozen=True)
 class Batches:
-    """Steps of `accumulate` micro-batches of up to `budget` padded tokens, decided by the seed."""
+    """Steps of `accumulate` micro-batches with up to `budget` padded tokens each."""
 
     documents: Documents
     budget: int = 4096
     accumulate: int = 2
-    pool: int = 4096  # documents that are sorted by length together
-    prompt_weight: float = 0.1  # of tokens that are not learned, relative to those that are
+    pool: int = 4096  # number of documents that are sorted by length together
+    prompt_weight: float = 0.1  # loss weight of tokens outside the mask
     pad: int = 0
     seed: int = 0
 
     def steps(self, start: int = 0) -> Iterator[list[Micro]]:
-        """Endless steps from number `start` on; every document once per epoch."""
+        """Endless batches from step `start` on; every document once per epoch."""
         step, epoch = 0, 0
         while True:
             groups = self.groups(epoch)
@@ -190,7 +190,7 @@ class Batches:
             epoch += 1
 
     def groups(self, epoch: int) -> list[np.ndarray]:
-        """Document indices of an epoch's micro-batches, similar in length within one."""
+        """Document indices of the micro-batches of an epoch; lengths are similar within one."""
         rng = np.random.default_rng((self.seed, epoch))
         order, lengths = rng.permutation(len(self.documents)), self.documents.lengths()
         groups = []
@@ -203,7 +203,7 @@ class Batches:
         return [groups[i] for i in rng.permutation(len(groups))]
 
     def micro(self, group: np.ndarray) -> Micro:
-        """Some documents as one micro-batch; weights are 1 or `prompt_weight`."""
+        """A micro-batch of documents; weights are 1 or `prompt_weight`, not normalised."""
         lengths = self.documents.lengths()[group]
         width = padded_width(int(lengths.max()))
         tokens = np.full((len(group), width), self.pad, dtype=np.int64)
@@ -236,17 +236,17 @@ def normalised(micros: list[Micro]) -> list[Micro]:
 
 
 def smallest_type(tokens: np.ndarray) -> type:
-    """The integer type in which token ids are stored."""
+    """The integer type for storing token ids."""
     return np.uint16 if not len(tokens) or int(tokens.max()) < 1 << 16 else np.uint32
 
 
 def padded_width(length: int) -> int:
-    """Padded width: few distinct ones, since each new shape costs a kernel set-up."""
+    """Padded width: a multiple of WIDTH_STEP plus 1, since each new shape costs kernel set-up."""
     return -(-(length - 1) // WIDTH_STEP) * WIDTH_STEP + 1
 
 
 def _cut(pool: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Runs of a pool sorted from long to short, as many rows as fit at the first's width."""
+    """Splits a pool sorted from long to short into groups that fit `budget` padded tokens."""
     groups, start = [], 0
     while start < len(pool):
         rows = max(1, budget // padded_width(int(lengths[start])))

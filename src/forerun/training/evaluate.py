@@ -1,7 +1,7 @@
-"""How well a model solves a task: accuracy of a sample and of the majority, entropy, tau.
+"""Evaluation on the reasoning task: accuracy of one sample and of the majority, entropy, tau.
 
-Samples come from our own engine, those of a problem from one prefill. Each problem has its own
-seed and its own line in the file of results, so an evaluation that is broken off goes on there.
+Each problem has its own seed and its own line in the results file, so an interrupted evaluation
+continues with the missing problems.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from forerun.utils.stats import majority
 
 from .processes import in_processes
 
-FORK = 0.5  # nats; tokens above are choices
+FORK = 0.5  # nats; a token with a higher entropy is a fork
 EDGES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 20.0)
-SEEDS = 1_000_000  # problems that may share the seed of a run
+SEEDS = 1_000_000  # distance between the seeds of two runs
 
 
 @dataclass(frozen=True)
 class Solved:
-    """The samples of one problem, judged, and the entropy of one more at temperature 1."""
+    """Scores of the samples of one problem, and the entropy of one more at temperature 1."""
 
     problem: int
     level: int
     right: list[bool]  # per sample
     majority: bool
-    num_distinct: int  # different texts
+    num_distinct: int  # number of distinct texts
     num_tokens: int  # over all samples
     entropy: float  # mean, nats per token
-    entropy_counts: list[int]  # tokens between the EDGES
+    entropy_counts: list[int]  # histogram of token entropies with EDGES
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Report:
     any_right: float
     one_sample_by_level: dict[int, float]
     majority_by_level: dict[int, float]
-    distinct_texts: float  # mean share of different texts among a problem's samples
+    distinct_texts: float  # mean share of distinct texts among the samples of a problem
     mean_tokens: float
     mean_entropy: float
     fork_share: float
     entropy_histogram: dict[str, float]
-    tau: float | None = None  # of the drafting that the model is meant for
+    tau: float | None = None  # tokens per pass, with the drafts that the model is used with
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for a results file."""
+        """Plain values for JSON."""
         return asdict(self)
 
 
@@ -77,14 +77,16 @@ def evaluate(
     device: str = "cpu",
     on_problem: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Samples held-out problems; those with results in `kept` are done."""
+    """Samples and scores held-out problems; results in the file `kept` are reused."""
     sampling = sampling or Sampling(temperature=0.6, n=16, max_new_tokens=800)
     solved = {s.problem: s for s in read_solved(kept) if s.problem < num_problems}
     left = [i for i in range(num_problems) if i not in solved]
     kept.parent.mkdir(parents=True, exist_ok=True)
     with kept.open("a") as file:
         for s in in_processes(partial(solve, folder, sampling, seed, device), left, workers):
-            file.write("\n" + json.dumps(asdict(s)))  # the break first: it ends a torn line
+            file.write(
+                "\n" + json.dumps(asdict(s))
+            )  # starts with a line break, which ends an incomplete line
             file.flush()
             solved[s.problem] = s
             if on_problem:
@@ -93,18 +95,18 @@ def evaluate(
 
 
 def read_solved(path: Path) -> list[Solved]:
-    """The whole lines of a file of results; none where there is no file."""
+    """The complete lines of a results file; empty if there is no file."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             found.append(Solved(**json.loads(line)))
-        except (ValueError, TypeError):  # empty, or cut off when the disk filled up
+        except (ValueError, TypeError):  # an empty or incomplete line
             continue
     return found
 
 
 def solve(folder: Path, sampling: Sampling, seed: int, device: str, problem: int) -> Solved:
-    """One held-out problem, sampled n times and judged."""
+    """Samples one held-out problem n times and scores the texts."""
     model = load(folder, device, sampling.n)
     task = ReasoningTask("heldout", seed=seed)
     example = task.example(problem)
@@ -130,7 +132,7 @@ def load(folder: Path, device: str, max_seqs: int) -> forerun.Model:
 
 
 def entropies(model: forerun.Model, prompt: str, sampling: Sampling) -> list[float]:
-    """Entropy of the model's law in nats at each token of its samples, the end mark included."""
+    """Entropy in nats of the model's distribution at each sampled token, with the end token."""
     found: list[float] = []
 
     def look(step: Step) -> None:
@@ -152,7 +154,7 @@ def measure_tau(
     on_problem: Callable[[int, int], None] | None = None,
     **parts: Any,
 ) -> float:
-    """Tokens per pass over the first held-out problems, samples one after another.
+    """Tokens per pass on the first held-out problems; samples run one after another.
 
     parts: drafter and controller of `Model.run`.
     """

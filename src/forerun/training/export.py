@@ -1,4 +1,4 @@
-"""Writes what was trained: Hugging Face checkpoints, and heads, also in `speculators` format."""
+"""Writes trained models as Hugging Face checkpoints, and heads also in `speculators` format."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def save(
 ) -> None:
     """Writes a trained model or head into a folder.
 
-    A transformers model becomes a checkpoint in bf16, with its tokenizer. A module, or tensors by
-    name, become one safetensors file, and with `config` a folder in speculators format. card: text
-    of the model card. file: name of a head's weights, which may lie in a folder below.
+    A transformers model becomes a checkpoint in bf16, with its tokenizer. A module or named tensors
+    become one safetensors file; with `config` the folder is in speculators format. card: text of
+    the model card. file: path of a head's weights within the folder.
     """
 
     def write(part: Path) -> None:
@@ -100,10 +100,10 @@ def save(
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a new folder, then moves it into place.
+    """Calls `write` with a temporary folder, then moves its files into place.
 
-    A folder that was not there appears at once. In one that was there every file is replaced whole,
-    those that are not written stay, and nothing changes if `write` fails.
+    A new folder appears atomically. In an existing folder each file is replaced atomically, other
+    files stay, and nothing changes if `write` fails.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -146,7 +146,7 @@ def _write_tensors(made: nn.Module | Mapping[str, Tensor], path: Path) -> None:
 
 
 def _clean_tokenizer_config(path: Path) -> None:
-    """Names the class that every version of transformers knows; drops traces of the loading."""
+    """Sets the tokenizer class that all versions of transformers know; drops loading flags."""
     config = json.loads(path.read_text())
     for trace in ("is_local", "local_files_only"):
         config.pop(trace, None)

@@ -1,4 +1,4 @@
-"""Records made by a target: its texts, and on demand its likeliest tokens and hidden rows."""
+"""Generates training records with a target: texts, optional top-k logits and hidden rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HIDDEN, NOTHING = frozenset({"hidden"}), frozenset[str]()
 
 @dataclass(frozen=True)
 class TokenRows:
-    """What a target computes at every token of a text; absent fields were not asked for."""
+    """Outputs of a target at every token of a text; None if not requested."""
 
     top_ids: np.ndarray | None = None  # int32 [n, k]
     top_logp: np.ndarray | None = None  # float16 [n, k], at temperature 1
@@ -53,12 +53,11 @@ def generate_records(
     drafter: str = registry.DEFAULT_DRAFTER,
     watch: Watch = silent,
 ) -> None:
-    """Writes the records of all prompts that the folder does not hold yet.
+    """Generates and writes the records of all prompts that are not in the folder yet.
 
-    Each prompt has its own randomness, so a run that was interrupted or killed continues with the
-    next prompt. Drafts are allowed: they do not change the distribution of texts. top_k: likeliest
-    tokens to store per position. features: whether to store hidden rows. Raises ConfigError where
-    the folder holds records of another target or of other settings.
+    Each prompt has its own random stream, so an interrupted run continues with the next prompt.
+    top_k: number of most likely tokens to store per position. features: whether to store hidden
+    rows. Raises ConfigError if the folder has records of another target or other settings.
     """
     annotate = _annotator(model.target, top_k, features)
     check_target(folder, model)
@@ -78,7 +77,7 @@ def generate_records(
 
 
 def settings(sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Generation settings as plain data."""
+    """Generation settings for JSON."""
     known = asdict(sampling) | {"seed": seed}
     return {name: dict(v) if isinstance(v, dict) else v for name, v in known.items()}
 
@@ -86,7 +85,7 @@ def settings(sampling: Sampling, seed: int) -> dict[str, Any]:
 def features(
     target: Target, tokens: Many[int], *, top_k: int = 0, hidden: bool = True
 ) -> TokenRows:
-    """Likeliest next tokens and hidden rows at every token of a text, by passes of CHUNK tokens."""
+    """Top-k next tokens and hidden rows at every token of a text, in passes of CHUNK tokens."""
     seq = Sequence([tokens[0]], 1, Sampling(), SeededDice(0), limit=len(tokens))
     ids, logp, found = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     try:
@@ -113,7 +112,7 @@ def features(
 def _samples(
     model: Model, prompts: Many[Any], numbers: list[int], sampling: Sampling, **options: Any
 ) -> Iterable[tuple[int, list[Sample]]]:
-    """Numbers of prompts with all their samples, in the order in which they finish."""
+    """Yields the number of each prompt with all its samples, in the order of completion."""
     if not numbers:
         return
     waiting: dict[int, list[Sample]] = {}
@@ -127,7 +126,7 @@ def _samples(
 
 
 def _annotator(target: Target, top_k: int, hidden: bool) -> Callable[[list[int]], TokenRows]:
-    """What computes the rows of a text, on a twin: the target's own cells are those of the run."""
+    """A function that computes the rows of a text, on a twin: the run uses the target's cells."""
     if not top_k and not hidden:
         return lambda tokens: TokenRows()
     if top_k > target.vocab_size or top_k < 0:

@@ -1,4 +1,4 @@
-"""Layers that trained drafters share, as plain torch modules; tensor names are transformers'."""
+"""Layers for trained drafters, as torch modules with the tensor names of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KeyValues = tuple[Tensor, Tensor]  # keys and values [b, KV, n, D]
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b) of rows [..., d]; W starts at zero, so it starts as the identity.
+    """x + SiLU(W x + b) of rows [..., d]; W and b start at 0, so it is the identity at first.
 
     Cai et al., Medusa, 2024.
     """
@@ -32,9 +32,9 @@ class ResBlock(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Several rows per position as one: num x [..., d], joined to [..., num d], times W [d, num d].
+    """Projects `num` rows [..., d] per position, concatenated to [..., num d], by W [d, num d].
 
-    EAGLE joins the embedding of a token and the feature before it; EAGLE-3 the residual streams
+    EAGLE fuses a token's embedding with the previous feature; EAGLE-3 fuses the residual streams
     after three layers (Li et al. 2024, 2025).
     """
 
@@ -49,9 +49,8 @@ class Fusion(nn.Module):
 class DecoderLayer(nn.Module):
     """One pre-norm transformer layer with RoPE, grouped queries and a gated MLP.
 
-    config: the target's, as `models.families.plan_for(...).config`. input_size: width of the rows
-    that attention reads; another than the config's makes the layer narrow 2 d to d, as in EAGLE-3,
-    and leaves the residual to the caller's `residual`.
+    config: that of the target, see `models.families.plan_for`. input_size: width of the input of
+    attention. If it is not the hidden size (2 d in EAGLE-3), `forward` needs `residual`.
     """
 
     def __init__(self, config: DecoderConfig, input_size: int | None = None) -> None:
@@ -71,11 +70,11 @@ class DecoderLayer(nn.Module):
         mask: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, KeyValues]:
-        """Rows [b, n, d] and all keys and values so far, of x [b, n, input_size].
+        """Rows [b, n, d], and keys and values of past and new rows, for x [b, n, input_size].
 
-        positions int64 [b, n] or [n]. past: keys and values of earlier rows. mask: bool, whether a
-        row sees a key, or what is added to scores; broadcast to [b, heads, n, past + n]; default:
-        causal. residual [b, n, d]: what attention's output is added to; default x.
+        positions int64 [b, n] or [n]. past: keys and values of earlier rows. mask: bool (True:
+        visible) or additive, broadcast to [b, heads, n, past + n]; default: causal. residual
+        [b, n, d]: added to the output of attention; default x.
         """
         h, cells = self.self_attn(self.input_layernorm(x), positions, past, mask)
         x = (x if residual is None else residual) + h
@@ -131,7 +130,7 @@ class MLP(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turns dimension pairs (i, i + D / 2) of heads by position * inv_freq[i]."""
+    """Rotates dimension pairs (i, i + D / 2) of heads by position * inv_freq[i]."""
 
     inv_freq: Tensor  # [D / 2]
 
@@ -156,12 +155,12 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def _causal(rows: int, keys: int, device: torch.device) -> Tensor:
-    """Bool [rows, keys]: the last `rows` keys are the rows' own."""
+    """Causal mask, bool [rows, keys]; the last `rows` keys belong to the rows."""
     return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)
 
 
 def _check(config: DecoderConfig) -> None:
-    """Raises ConfigError for families with layers that differ in more than sizes."""
+    """Raises ConfigError for families with another layer type."""
     is_plain = (
         config.norm == "rms"
         and config.norms == "pre"
@@ -173,6 +172,6 @@ def _check(config: DecoderConfig) -> None:
     )
     if not is_plain:
         raise ConfigError(
-            "a trained decoder layer has pre-norm RMSNorm, RoPE and a gated MLP, as llama and "
-            "qwen2; this target's layers differ; use a llama config of the target's width instead"
+            "a trained decoder layer needs pre-norm RMSNorm, RoPE and a gated MLP, as in llama and "
+            "qwen2, but the layers of this target differ; use a llama config of the same width"
         )

@@ -12,9 +12,7 @@ from .data import Batches, Micro
 from .losses import cross_entropy
 from .renamed import refuse
 
-EAGER_WIDTH = (
-    320  # tokens; on a CPU, plain attention trains faster than the fused kernel up to here
-)
+EAGER_WIDTH = 320  # tokens; up to here eager attention trains faster than SDPA on a CPU
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Size:
 
 
 def build_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCausalLM:
-    """A randomly initialised Llama of the size, its head tied to the embedding."""
+    """A randomly initialised Llama with tied input and output embeddings."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -49,16 +47,16 @@ def build_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -
 
 
 class LanguageModel:
-    """What the loop trains: next-token prediction of any Hugging Face causal model.
+    """`Trainable` for next-token prediction with a Hugging Face causal model.
 
-    As a base class of a recipe it reads `model` and `data`, which `prepare` sets.
+    As a base class of a recipe it needs the attributes `model` and `data`, set by `prepare`.
     """
 
     def __init__(self, model: PreTrainedModel, data: Batches) -> None:
         self.model, self.data = model, data
 
     def batches(self, start: int) -> Iterator[list[Micro]]:
-        """Steps of micro-batches from number `start` on."""
+        """Steps of micro-batches from step `start` on."""
         return self.data.steps(start)
 
     def loss(self, micro: Micro) -> torch.Tensor:
@@ -71,7 +69,7 @@ class LanguageModel:
         return cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """All parameters of the model by name; tied ones once."""
+        """All parameters of the model by name; tied parameters once."""
         return dict(self.model.named_parameters())
 
 

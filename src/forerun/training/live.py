@@ -1,8 +1,7 @@
-"""On-policy batches: texts drawn from the current weights at every step of a run.
+"""On-policy batches: texts generated with the current weights at every step of a run.
 
-A step's prompts and seeds depend on the run's seed and the step number only, its texts also on the
-weights. A run that resumes from a checkpoint therefore draws the same batches as one that
-was not interrupted.
+Prompts and seeds of a step depend on the seed of the run and the step number only; texts also
+depend on the weights. A resumed run therefore generates the same batches as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Draw = Callable[[list[list[int]], int], list[list[int]]]  # prompts, seed -> gen
 
 @dataclass(frozen=True)
 class LiveBatches:
-    """Endless steps of `size` prompts each, continued by `draw` at the time of the step."""
+    """Endless steps of `size` prompts each; `draw` generates the texts when a step is requested."""
 
     prompts: Many[list[int]]  # token ids
     draw: Draw
@@ -37,14 +36,14 @@ class LiveBatches:
     seed: int = 0
 
     def steps(self, start: int = 0) -> Iterator[list[Micro]]:
-        """Steps from number `start` on. Each is drawn when it is asked for, not before."""
+        """Batches from step `start` on; each is generated when it is requested."""
         step = start
         while True:
             yield self.batch(step)
             step += 1
 
     def batch(self, step: int) -> list[Micro]:
-        """The micro-batches of one step, drawn from the weights as they are now."""
+        """The micro-batches of one step, generated with the current weights."""
         prompts = [list(self.prompts[i]) for i in self.numbers(step)]
         texts = self.draw(prompts, self.seed_of(step))
         pairs = [(p + text, len(p)) for p, text in zip(prompts, texts, strict=True)]
@@ -58,12 +57,12 @@ class LiveBatches:
         return normalised([batches.micro(group) for group in batches.groups(0)])
 
     def numbers(self, step: int) -> list[int]:
-        """Which prompts a step has: all of them once per epoch, in an order of the seed."""
+        """Indices of the prompts of a step: all once per epoch, in an order given by the seed."""
         places = range(step * self.size, (step + 1) * self.size)
         return [int(self._order(at // len(self.prompts))[at % len(self.prompts)]) for at in places]
 
     def seed_of(self, step: int) -> int:
-        """The seed of a step's draws."""
+        """The sampling seed of a step."""
         return int(np.random.default_rng((self.seed, step)).integers(1 << 31))
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -71,7 +70,7 @@ class LiveBatches:
 
 
 def draw_from(model: Model, sampling: Sampling, drafter: str = "none") -> Draw:
-    """Draws from a loaded model. Its weights may be replaced between steps."""
+    """A `Draw` that uses a loaded model; its weights may be updated between steps."""
 
     def draw(prompts: list[list[int]], seed: int) -> list[list[int]]:
         results = model.generate(prompts, sampling, seed=seed, n=1, drafter=drafter)
@@ -81,13 +80,15 @@ def draw_from(model: Model, sampling: Sampling, drafter: str = "none") -> Draw:
 
 
 def draw_from_module(module: Any, tokenizer: Tokenizer, sampling: Sampling) -> Draw:
-    """Draws from a transformers model that is being trained, as its weights are at each call."""
-    way: list[str] = []  # how trees are computed: tried at the first call only
+    """A `Draw` that uses a transformers model in training, with its weights at each call."""
+    way: list[str] = []  # how trees are computed; determined at the first call
 
     def draw(prompts: list[list[int]], seed: int) -> list[list[int]]:
         was_training = module.training
         try:
-            target = HFTarget(module, way=way[0] if way else None)  # with no cells of old weights
+            target = HFTarget(
+                module, way=way[0] if way else None
+            )  # without KV cells of old weights
             way[:] = [target.way]
             return draw_from(Model(target, tokenizer), sampling)(prompts, seed)
         finally:

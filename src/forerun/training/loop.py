@@ -1,4 +1,4 @@
-"""The training loop: a recipe says what to learn; steps, schedule and checkpoints are here."""
+"""The training loop: steps, learning rate schedule and checkpoints of a recipe."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .processes import agree, is_first_process, my_share, sum_gradients
 
 
 class Trainable(Protocol):
-    """What the loop trains: batches by step number, a loss, and the parameters that move."""
+    """Interface of the loop: batches by step number, a loss, trained parameters."""
 
     def batches(self, start: int) -> Iterator[list[Micro]]:
-        """Steps from number `start` on, the same whether or not the run was interrupted."""
+        """Batches from step `start` on; must not depend on interruptions."""
         ...
 
     def loss(self, micro: Micro) -> torch.Tensor:
-        """The micro-batch's share of the step's mean loss, in nats per weighted token."""
+        """Share of a micro-batch in the mean loss of its step, in nats per weighted token."""
         ...
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -38,7 +38,7 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Budget and step sizes of a run; the first budget that runs out ends it."""
+    """Budget and learning rates of a run; it ends when max_steps or minutes is reached."""
 
     max_steps: int | None = None
     minutes: float | None = None
@@ -46,8 +46,8 @@ class LoopOptions:
     other_rate: float = 0.004  # AdamW, for embeddings and vectors
     weight_decay: float = 0.02
     warmup_steps: int = 50
-    decay_share: float = 0.5  # last part of the budget, in which the rate falls linearly
-    clip: float = 1.0  # largest gradient norm
+    decay_share: float = 0.5  # share of the budget, at its end, with a linear decay of the rate
+    clip: float = 1.0  # maximum gradient norm
     checkpoint_minutes: float = 3.0
     seed: int = 0
 
@@ -63,9 +63,9 @@ class Progress:
     """Counts of a run so far."""
 
     step: int = 0
-    seconds: float = 0.0  # of training, over all sittings
+    seconds: float = 0.0  # of training, including interrupted runs
     tokens: int = 0
-    loss: float = float("nan")  # smoothed over about 50 steps
+    loss: float = float("nan")  # moving average over about 50 steps
     finished: bool = False
     history: list[tuple[int, float, float]] = field(default_factory=list)  # step, seconds, loss
 
@@ -123,9 +123,9 @@ class Loop:
     def step(self, micros: list[Micro], spent: float) -> None:
         """One step: gradients, then the update. spent: share of the budget before it.
 
-        Ctrl-C during the gradients drops the step, which a resumed run repeats: its randomness
-        depends on seed and step number only. The update alone is uninterruptible, because several
-        optimizers and the step count must move together.
+        Ctrl-C during the gradients drops the step; a resumed run repeats it exactly, since its
+        randomness depends on seed and step number only. Ctrl-C during the update takes effect after
+        it, because all optimizers and the step count must change together.
         """
         start = time.monotonic()
         torch.manual_seed(self.options.seed * 1_000_003 + self.progress.step)
@@ -139,7 +139,10 @@ class Loop:
             self.progress.add(loss, tokens, time.monotonic() - start)
 
     def gradients(self, micros: list[Micro]) -> float:
-        """Sets the clipped gradients of a whole step; returns its loss. Raises DataError."""
+        """Computes the clipped gradients of a step; returns its loss.
+
+        Raises DataError if the loss is not finite.
+        """
         total = torch.zeros(1)
         for p in self.parameters.values():
             p.grad = None
@@ -165,12 +168,12 @@ class Loop:
         return max(shares)
 
     def save(self) -> None:
-        """Writes the checkpoint, if there is a place for one (first process only)."""
+        """Writes the checkpoint, if it has a path (first process only)."""
         if self.checkpoint is not None and is_first_process():
             save_checkpoint(self.checkpoint, self.parameters, self.optimizers, vars(self.progress))
 
     def resume(self) -> bool:
-        """Continues from the checkpoint; False where there is none. Raises DataError."""
+        """Restores the checkpoint; False if there is none. Raises DataError."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return False
         found = restore_checkpoint(self.checkpoint, self.parameters, self.optimizers)

@@ -1,4 +1,4 @@
-"""Model cards: what a model is, how it was made, what was measured."""
+"""Model cards of the reasoner and its draft: shape, training, measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAU = {
 
 
 class Settings(Protocol):
-    """The options of the reasoner's recipe that its card states."""
+    """The options of the reasoner's recipe that its card lists."""
 
     minutes: float
     draft_minutes: float
@@ -36,7 +36,7 @@ class Settings(Protocol):
 def reasoner_facts(
     s: Settings, name: str, size: Size, num_samples: int, vocabulary: int, context: int
 ) -> dict[str, str]:
-    """The unmeasured part of the card of the reasoner or its draft."""
+    """The part of a card without measurements."""
     command = (
         f"forerun train reasoner --minutes {s.minutes:g} --draft-minutes {s.draft_minutes:g}"
         f" --threads {s.threads} --device {s.device} --seed {s.seed}"

@@ -1,4 +1,4 @@
-"""Optimizers of the training loop and their learning rate schedule."""
+"""Optimizers of the training loop, and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def make_optimizers(
 def rate_factor(step: int, spent: float, options: LoopOptions) -> float:
     """Learning rate factor: warm-up, constant, then linear decay to 0.01 (warmup-stable-decay).
 
-    spent: share of the budget that is used. A larger budget lowers it, so a finished run that
-    continues with more minutes returns to a higher rate.
+    spent: used share of the budget. A finished run that continues with a larger budget returns to a
+    higher rate.
     """
     warmup = min(1.0, (step + 1) / max(1, options.warmup_steps))
     decay = min(1.0, (1 - spent) / options.decay_share) if options.decay_share else 1.0

@@ -20,19 +20,20 @@ RENAMED = {  # settings in folders of earlier versions
 
 
 class Planned(Protocol):
-    """The part of a recipe that plans read."""
+    """The fields of a recipe that plans use."""
 
     may_change: ClassVar[frozenset[str]]
 
     def fixed(self) -> dict[str, Any]:
-        """Constants of the recipe that a run keeps."""
+        """Constants of the recipe."""
         ...
 
 
 def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> None:
-    """Starts or continues a run in a folder. Raises ConfigError where the recipe may not.
+    """Starts or continues a run in a folder.
 
-    is_trained: whether the folder holds a checkpoint.
+    is_trained: whether the folder has a checkpoint. Raises ConfigError if the folder has a run that
+    must not be overwritten, or that has other settings.
     """
     check_resume(folder, is_trained, resume)
     check_plan(folder, settings(recipe))
@@ -40,7 +41,7 @@ def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> N
 
 
 def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
-    """Raises ConfigError where a run would overwrite an earlier one."""
+    """Raises ConfigError if a run would overwrite an earlier one."""
     if is_trained and not resume:
         raise ConfigError(
             f"{folder} holds an earlier run; continue it with --resume, or choose another --out"
@@ -48,7 +49,7 @@ def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
 
 
 def settings(recipe: Planned) -> dict[str, Any]:
-    """Options that a resumed run must repeat, and the recipe's constants, as plain data."""
+    """Options that a resumed run must not change, and constants of the recipe, for JSON."""
     kept = [name for name in registry.options(type(recipe)) if name not in recipe.may_change]
     return {name: plain(getattr(recipe, name)) for name in kept} | recipe.fixed()
 
@@ -60,14 +61,14 @@ def budgets(recipe: Planned) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """An option as JSON holds it."""
+    """An option as a JSON value."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return str(value) if isinstance(value, Path) else value
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The settings that a folder was started with; empty where none are written."""
+    """The settings in a folder's plan.json; empty if there is none. Raises DataError."""
     path = folder / NAME
     if not path.exists():
         return {}
@@ -81,17 +82,17 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def check_plan(folder: Path, wanted: dict[str, Any]) -> None:
-    """Raises ConfigError with the first setting that differs from the folder's."""
+    """Raises ConfigError for the first setting that differs from the folder's plan."""
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they are read back
     for name, before in read_plan(folder).items():
         if name in wanted and wanted[name] != before:
             raise ConfigError(
                 f"{folder} was started with {name} {before}, but this run has {name} "
-                f"{wanted[name]}; use the former, or choose another --out"
+                f"{wanted[name]}; use the first, or choose another --out"
             )
 
 
 def write_plan(folder: Path, kept: dict[str, Any], changing: dict[str, Any]) -> None:
-    """Writes settings, which must not change, and budgets, which may."""
+    """Writes plan.json: settings that a resumed run must keep, and those that may change."""
     text = json.dumps({"settings": kept, "budgets": changing}, indent=2) + "\n"
     write_atomically(folder / NAME, lambda part: part.write_text(text))

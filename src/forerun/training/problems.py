@@ -1,4 +1,4 @@
-"""Tokenised problems of the reasoning task: a tokenizer learned from them, and shards on disk."""
+"""Tokenised problems of the reasoning task: their tokenizer, and shards on disk."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Problems:
     folder: Path
     seed: int
     num: int
-    levels: tuple[int, ...]  # in turn
-    num_tokenizer: int  # that the tokenizer is learned from
+    levels: tuple[int, ...]  # of the problems, cyclically
+    num_tokenizer: int  # number of problems that the tokenizer is trained on
     vocab_size: int
     context: int
 
     @property
     def task(self) -> ReasoningTask:
-        """Where they come from."""
+        """The task that generates them."""
         return ReasoningTask("train", self.levels, self.seed)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The folder's tokenizer, learned from the first problems."""
+        """The folder's tokenizer; trained on the first problems if it does not exist."""
         folder, task = self.folder / "tokenizer", self.task
         if not (folder / "tokenizer.json").exists():
             examples = (task.example(i) for i in range(self.num_tokenizer))
@@ -48,14 +48,14 @@ class Problems:
         return PreTrainedTokenizerFast.from_pretrained(folder)
 
     def make(self, workers: int, on_shard: Callable[[int, int], None] | None = None) -> None:
-        """Writes the shards that do not lie in the folder yet, or not whole."""
+        """Writes missing and incomplete shards."""
         missing = [first for first in self._firsts() if not self._is_made(first)]
         for done, _ in enumerate(in_processes(partial(_write, self), missing, workers), 1):
             if on_shard:
                 on_shard(done, len(missing))
 
     def check(self) -> None:
-        """Raises ConfigError where the folder holds problems that are not these."""
+        """Raises ConfigError if the folder has shards of other problems."""
         if not self.shard(0).exists():
             return
         found = load_documents([self.shard(0)])
@@ -63,15 +63,15 @@ class Problems:
         if any(ids != found.document(i).tolist() for i, (ids, _) in enumerate(made)):
             raise ConfigError(
                 f"{self.folder} holds other problems than seed {self.seed} gives in this version; "
-                "use the seed and version that it was begun with, or choose another --out"
+                "use the seed and version of that run, or choose another --out"
             )
 
     def documents(self) -> Documents:
-        """Prompt, solution and end mark of each problem."""
+        """Prompt, solution and end token of each problem."""
         return load_documents([self.shard(first) for first in self._firsts()])
 
     def tokenise(self, first: int, count: int) -> list[tuple[list[int], int]]:
-        """(Ids of prompt, solution and end mark; prompt length) of problems from `first` on."""
+        """(Ids of prompt, solution and end token; prompt length) of problems from `first` on."""
         tokenizer, task = self.tokenizer(), self.task
         examples = [task.example(i) for i in range(first, first + count)]
         prompts = tokenizer([e.prompt for e in examples])["input_ids"]
@@ -80,11 +80,11 @@ class Problems:
         return [([*p, *s, end], len(p)) for p, s in zip(prompts, solutions, strict=True)]
 
     def shard(self, first: int) -> Path:
-        """The file of the problems from `first` on."""
+        """The shard file with first problem `first`."""
         return self.folder / "data" / f"shard-{first:07d}.npz"
 
     def count(self, first: int) -> int:
-        """Number of problems in the shard from `first` on."""
+        """Number of problems in the shard with first problem `first`."""
         return min(SHARD, self.num - first)
 
     def _firsts(self) -> range:

@@ -1,6 +1,6 @@
-"""Several single-threaded processes that train one model, and what they exchange.
+"""Data-parallel training with single-threaded processes.
 
-On a CPU that does other work too this is faster than threads, which wait for each other.
+On a busy CPU this is faster than threads, which wait for each other in every operation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ TIMEOUT = timedelta(minutes=10)  # of one exchange between processes
 
 
 def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R]:
-    """`job` of every item, in any order, by `size` single-threaded processes (1: this one)."""
+    """Results of `job` for all items, in any order, by `size` single-threaded processes.
+
+    With size 1 it runs in this process.
+    """
     size = min(size, len(items))
     if size <= 1:
         yield from map(job, items)
@@ -37,7 +40,7 @@ def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R
 
 @contextmanager
 def process_group(size: int, target: Callable[..., None], args: tuple) -> Iterator[None]:
-    """Inside, this process is the first of `size`; the others run `target(*args)`."""
+    """Within the block this process is the first of `size`; the others run `target(*args)`."""
     if size <= 1:
         yield
         return
@@ -72,25 +75,25 @@ def _join(rank: int, size: int, url: str, target: Callable[..., None], args: tup
     try:
         target(*args)
     except RuntimeError as error:
-        if "closed by peer" not in str(error):  # the first process has ended, and reports why
+        if "closed by peer" not in str(error):  # the first process has ended and reports the error
             raise
     dist.destroy_process_group()
 
 
 def is_first_process() -> bool:
-    """Whether this process writes files: true outside a group."""
+    """Whether this process writes files; true outside a group."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def my_share(items: list[T]) -> list[T]:
-    """Every size-th item, from this process's rank on; all items outside a group."""
+    """The items of this process: every size-th from its rank on; all outside a group."""
     if not dist.is_initialized():
         return items
     return items[dist.get_rank() :: dist.get_world_size()]
 
 
 def agree(value: float) -> float:
-    """The first process's value, in every process."""
+    """Broadcasts the value of the first process."""
     if not dist.is_initialized():
         return value
     shared = torch.tensor([value], dtype=torch.float64)
@@ -99,7 +102,7 @@ def agree(value: float) -> float:
 
 
 def sum_gradients(total: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Adds up `total` [1] and all gradients over the processes of the group, in place."""
+    """Sums `total` [1] and all gradients over the processes of the group, in place."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     grads = [p.grad for p in parameters if p.grad is not None]

@@ -1,4 +1,4 @@
-"""Reports of progress: what recipes call, and how their figures are written."""
+"""Progress of training: the callback of recipes, and the text of its figures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-Watch = Callable[[str, float, str], None]  # what is being done, share done, a note
+Watch = Callable[[str, float, str], None]  # called with a title, the share done, a note
 
 
 class Counts(Protocol):
-    """The counts of `loop.Progress` that are shown."""
+    """The shown fields of `loop.Progress`."""
 
     step: int
     seconds: float
@@ -24,16 +24,16 @@ class Counts(Protocol):
 
 
 def silent(title: str, share: float, note: str) -> None:
-    """The default watcher: shows nothing."""
+    """The default `Watch`: shows nothing."""
 
 
 def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
-    """A callback (done, total) that reports to a watcher, with the time left."""
+    """A callback (done, total) that reports progress with the estimated time left."""
     start, first = time.monotonic(), list[int]()
 
     def show(done: int, total: int) -> None:
         if not first:
-            first.append(done)  # made earlier, so no part of the rate
+            first.append(done)  # done by an earlier run: not part of the rate
         made, left = done - first[0], total - done
         note = f"{done}/{total} {unit}"
         if made and left:
@@ -44,7 +44,7 @@ def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
 
 
 def step_note(p: Counts, spent: float) -> tuple[float, str]:
-    """Share of the budget and a line of figures, for a watcher."""
+    """Share of the budget, and a line of figures for `Watch`."""
     left = p.seconds * (1 - spent) / spent / 60 if spent > 0 else 0.0
     return spent, (
         f"step {p.step}  {p.tokens / 1e6:.2f} M tokens  {p.rate:,.0f} tokens/s  "

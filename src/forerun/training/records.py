@@ -1,8 +1,8 @@
-"""Records of a target on disk: texts it generated, and what it computed at every token.
+"""Training records on disk: texts that a target generated, with optional rows per token.
 
-A folder holds `plan.json` (which target, which generation settings) and safetensors files with the
-records of some prompts each: `prompt-*` of one prompt as it finishes, `shard-*` of many. A file is
-written whole or not at all, so a run that was killed continues with the prompts that have no file.
+A folder has `plan.json` (target and generation settings) and safetensors files: `prompt-*` with the
+records of one prompt, written when it finishes, and `shard-*` with those of many. Files are written
+atomically, so an interrupted run continues with the prompts that have no file.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ TYPES = {"tokens": np.int32, "top_ids": np.int32, "top_logp": np.float16, "featu
 
 @dataclass(frozen=True)
 class Record:
-    """One text of a target. Row i of the optional fields belongs to the text up to token i."""
+    """One text of a target. Row i of the optional fields is computed after token i."""
 
     prompt: int  # number of its prompt
-    ids: np.ndarray  # int32 [n], the prompt's ids first
-    mask: np.ndarray  # bool [n]: tokens to learn, by default those that were generated
-    top_ids: np.ndarray | None = None  # int32 [n, k]: the likeliest next tokens
+    ids: np.ndarray  # int32 [n], prompt and generated text
+    mask: np.ndarray  # bool [n]: tokens to learn, by default the generated ones
+    top_ids: np.ndarray | None = None  # int32 [n, k]: the most likely next tokens
     top_logp: np.ndarray | None = None  # float16 [n, k]: their log-probabilities, temperature 1
     features: np.ndarray | None = None  # float16 [n, d]: hidden row after the last norm
 
 
 def identity(model: Model) -> dict[str, str]:
-    """Which model made records: name, hash of weights and configuration, hash of the vocabulary."""
+    """The target of records: name, hash of weights and configuration, hash of the vocabulary."""
     return {
         "target": model_name(model.name),
         "target_hash": model_hash(model.name, model.target),
@@ -51,21 +51,22 @@ def identity(model: Model) -> dict[str, str]:
 
 
 def check_target(folder: Path, model: Model) -> None:
-    """Raises ConfigError where a folder's records were made by another target."""
+    """Raises ConfigError if a folder's records were made by another target."""
     before, now = plans.read_plan(folder), identity(model)
     for name in ("target_hash", "tokenizer_hash"):
         if before.get(name) and now[name] and before[name] != now[name]:
             raise ConfigError(
                 f"the records in {folder} were made by {before.get('target')!r} ({name} "
                 f"{before[name][:12]}), but this run uses {now['target']!r} ({now[name][:12]}); "
-                "use the former model, or generate records in another folder"
+                "use that model, or generate records in another folder"
             )
 
 
 def read_records(folder: Path, model: Model | None = None) -> Documents:
-    """All records of a folder, in the order of their prompts; their rows are read on demand.
+    """All records of a folder, in the order of their prompts; rows per token are read on demand.
 
-    model: the target that the run uses; ConfigError if another one made the records.
+    model: the target of the run. Raises ConfigError if another one made the records, DataError if
+    there are none.
     """
     if model is not None:
         check_target(folder, model)
@@ -78,7 +79,7 @@ def read_records(folder: Path, model: Model | None = None) -> Documents:
 
 
 def files(folder: Path) -> list[Path]:
-    """The files that hold a folder's records: shards, and prompts that no shard holds yet."""
+    """The files with a folder's records: shards, and prompt files that are not in a shard."""
     shards, prompts = (_named(folder, kind) for kind in ("shard", "prompt"))
     packed = {number for path in shards.values() for number in prompts_in(path)}
     singles = {n: path for n, path in prompts.items() if n not in packed}
@@ -91,7 +92,7 @@ def finished(folder: Path) -> set[int]:
 
 
 def prompts_in(path: Path) -> list[int]:
-    """Numbers of the prompts in a file, from its prompts' array alone."""
+    """Numbers of the prompts in a file; reads only that array."""
     with _opened(path) as file:
         return sorted(set(file.get_tensor("numbers").tolist()))
 
@@ -158,7 +159,7 @@ def _documents(path: Path) -> Documents:
 
 
 def _first(is_learned: np.ndarray) -> int:
-    """Place of the first token to learn; the length if there is none."""
+    """Index of the first token to learn; the length if there is none."""
     return int(np.argmax(is_learned)) if is_learned.any() else len(is_learned)
 
 
@@ -169,5 +170,5 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path} is not a readable file of records ({error}); delete it, and it is made again"
+            f"{path} is not a readable file of records ({error}); delete it to generate it again"
         ) from error

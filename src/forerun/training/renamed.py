@@ -1,4 +1,4 @@
-"""Clear errors for public names that this release renamed; to be removed with the next one."""
+"""Errors for public names that this release renamed; to be removed with the next release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 
 def refuse(module: str, names: dict[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that raises ImportError for an old name, with what to use now."""
+    """A module's `__getattr__` that raises ImportError for an old name and names the new one."""
 
     def missing(name: str) -> NoReturn:
         if name in names:

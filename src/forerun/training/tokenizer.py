@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers for small models: any text encodes, digits stay single."""
+"""Byte-level BPE tokenizers for small models; each digit is a token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECES = r" ?[A-Za-z]+| ?\d| ?[^\sA-Za-z\d]+|\s"  # words, digits, signs; breaks
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """A tokenizer learned from the texts; a line break is a token, so a prompt may end in one."""
+    """A tokenizer trained on texts. A line break is one token, so a prompt may end in it."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PIECES), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

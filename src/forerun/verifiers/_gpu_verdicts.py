@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,39 +15,11 @@ import torch
 from torch import Tensor
 
 from forerun.core.dice import SeededDice
-from forerun.core.logits import TargetProbs
+from forerun.core.logits import TargetProbs, TopLogits
 from forerun.core.records import Verdict
 from forerun.core.sampling import argmax
 from forerun.core.tree import Tree
 from forerun.verifiers._gpu import collect_verdicts, walk_trees
-
-
-@dataclass(frozen=True)
-class TopLogits:
-    """Top-K logits of each row of a tree, root first, with their log-normalisers.
-
-    ids [n + 1, K]; logits [n + 1, K], descending; sums [n + 1, 2]: logsumexp of the logits minus
-    their maximum, at temperature 1 and at that of the request.
-    """
-
-    ids: np.ndarray
-    logits: np.ndarray
-    sums: np.ndarray
-    temperature: float
-
-    def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The `num` largest entries, padded with zeros; node -1 is the root.
-
-        Returns ids int32 and probabilities float32, both [len(nodes), num]. is_raw: probabilities
-        at temperature 1 instead of that of the request.
-        """
-        rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
-        scale = 1.0 if is_raw else 1.0 / self.temperature
-        below = self.logits[rows, :most] - self.logits[rows, :1]  # at most 0: no overflow
-        exponents = below * scale - self.sums[rows, 0 if is_raw else 1, None]
-        ids, probs = np.zeros((len(rows), num), np.int32), np.zeros((len(rows), num), np.float32)
-        ids[:, :most], probs[:, :most] = self.ids[rows, :most], np.exp(exponents)
-        return ids, probs
 
 
 def verdicts(trees: Many[Tree], laws: Many[TargetProbs], dice: Many[SeededDice]) -> list[Verdict]:
@@ -81,10 +52,10 @@ def _probabilities(
     if not drawn:
         return []
     parts = logits.split(sizes)
-    scales = {max(laws[i].sampling.temperature, 1e-30) for i in drawn}
+    scales = {laws[i].sampling.divisor for i in drawn}
     if len(scales) == 1 and len(drawn) == len(sizes):  # common: one softmax for the whole batch
         return list((logits / scales.pop()).softmax(-1).split(sizes))
-    return [(parts[i] / max(laws[i].sampling.temperature, 1e-30)).softmax(-1) for i in drawn]
+    return [(parts[i] / laws[i].sampling.divisor).softmax(-1) for i in drawn]
 
 
 class HostCopy:
@@ -118,7 +89,7 @@ class HostCopy:
         """The top-K logits of one sequence."""
         part = slice(self.starts[i], self.starts[i + 1])
         logits, ids, raw, own = (array[part] for array in self._arrays[-4:])
-        temperature = 1.0 if law.sampling.is_greedy else max(law.sampling.temperature, 1e-30)
+        temperature = 1.0 if law.sampling.is_greedy else law.sampling.divisor
         return TopLogits(ids, logits, np.concatenate([raw, own], 1), temperature)
 
     def follow(self, i: int, tree: Tree, law: TargetProbs) -> Verdict:
@@ -140,7 +111,7 @@ class HostCopy:
 
 def _scaled(logits: Tensor, laws: Many[TargetProbs], sizes: list[int]) -> Tensor:
     """Logits divided by each sequence's temperature; greedy ones unchanged."""
-    scales = [1.0 if s.is_greedy else max(s.temperature, 1e-30) for s in (x.sampling for x in laws)]
+    scales = [1.0 if s.is_greedy else s.divisor for s in (law.sampling for law in laws)]
     if len(set(scales)) == 1:
         return logits / scales[0]
     parts: Any = zip(logits.split(sizes), scales, strict=True)

@@ -29,6 +29,21 @@ from forerun.verifiers.base import (
 MIN_MASS_SHARE = 1 / 16  # a residual below this share of the mass is summed again, not subtracted
 
 
+class TreeArrays(NamedTuple):
+    """The arrays of a `Tree` inside compiled code, in the order of `base.arrays`.
+
+    Kernels that Python calls take them one by one: converting a tuple takes longer.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    laws: np.ndarray
+    rows: np.ndarray
+    starts: np.ndarray
+    q_ids: np.ndarray
+    q_probs: np.ndarray
+
+
 class Scratch(NamedTuple):
     """Working memory for one vocabulary, all in one array; `marks` is all 0 between calls."""
 
@@ -86,22 +101,11 @@ def walk(
     these nodes. Returns their number, the token after them, the number of uniforms used, and the
     mass, which is NaN if p or q is invalid; the other results are then meaningless.
     """
+    tree = TreeArrays(tokens, parents, laws, rows, starts, q_ids, q_probs)
     scratch, node, count, used = split_scratch(buffer, logits.shape[1]), -1, 0, 0
     while softmax_into(logits[node + 1], inverse, probs[count], scratch.bits):
-        child, token, used, mass, bad = descend(
-            probs[count],
-            node,
-            uniforms,
-            used,
-            tokens,
-            parents,
-            laws,
-            rows,
-            starts,
-            q_ids,
-            q_probs,
-            scratch,
-        )
+        step = descend(probs[count], node, uniforms, used, tree, scratch)
+        child, token, used, mass, bad = step
         if bad >= 0 or not 0.0 < mass < math.inf:
             break
         if child == EMITTED:
@@ -127,20 +131,8 @@ def judge_node(
     buffer: np.ndarray,
 ) -> tuple[int, int, int, float, int]:
     """Tries the children of `node` in the order drawn against p [V]: see `KernelVerifier`."""
-    return descend(
-        p,
-        node,
-        uniforms,
-        used,
-        tokens,
-        parents,
-        laws,
-        rows,
-        starts,
-        q_ids,
-        q_probs,
-        split_scratch(buffer, len(p)),
-    )
+    tree = TreeArrays(tokens, parents, laws, rows, starts, q_ids, q_probs)
+    return descend(p, node, uniforms, used, tree, split_scratch(buffer, len(p)))
 
 
 @kernel
@@ -149,25 +141,20 @@ def descend(
     node: int,
     uniforms: np.ndarray,
     used: int,
-    tokens: np.ndarray,
-    parents: np.ndarray,
-    laws: np.ndarray,
-    rows: np.ndarray,
-    starts: np.ndarray,
-    q_ids: np.ndarray,
-    q_probs: np.ndarray,
+    tree: TreeArrays,
     scratch: Scratch,
 ) -> tuple[int, int, int, float, int]:
-    """`judge_node` with its buffer split."""
+    """`judge_node` with its arguments joined to records."""
     outcome, token, mass, num_marked, bad = EMITTED, 0, 1.0, 0, -1
-    for child in range(node + 1, len(tokens)):
-        if parents[child] != node:
+    for child in range(node + 1, len(tree.tokens)):
+        if tree.parents[child] != node:
             continue
-        x, is_swor = tokens[child], laws[child] == SWOR
-        ids, probs = tokens[child : child + 1], scratch.unit
-        if laws[child] != POINT:
-            part = slice(starts[rows[child]], starts[rows[child] + 1])
-            ids, probs = q_ids[part], q_probs[part]
+        x, is_swor = tree.tokens[child], tree.laws[child] == SWOR
+        ids, probs = tree.tokens[child : child + 1], scratch.unit
+        if tree.laws[child] != POINT:
+            row = tree.rows[child]
+            part = slice(tree.starts[row], tree.starts[row + 1])
+            ids, probs = tree.q_ids[part], tree.q_probs[part]
         q_x, total = conditional(ids, probs, x, is_swor, scratch.marks)
         if not (q_x > 0.0 and total < math.inf):
             bad = child

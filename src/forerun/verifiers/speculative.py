@@ -47,7 +47,7 @@ class Speculative(KernelVerifier):
         uniforms = dice.peek(2 * nodes + 1)
         probs = np.empty(logits.shape, FLOAT32)
         kept = np.empty(nodes, np.int32) if nodes else NO_NODES
-        inverse = 1.0 / max(laws.sampling.temperature, 1e-30)
+        inverse = 1.0 / laws.sampling.divisor
         (buffer,) = self._buffers_for(vocab)
         count, token, used, mass = walk(
             logits,

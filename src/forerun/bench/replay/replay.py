@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from forerun.bench.replay.recording import Trace
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.mixins import forget
-from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree

@@ -24,9 +24,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.records import Cost, Rows, Sequence
+from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, TreeBuilder

@@ -16,8 +16,9 @@ from functools import partial
 from time import perf_counter
 
 from forerun import registry
+from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
-from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Target
 from forerun.core.sampling import Sampling
 from forerun.engine.cost.forward import (

@@ -26,7 +26,7 @@ def uses_graphs() -> bool:
     return _is_on
 
 
-def why_not(device: torch.device) -> str:
+def unavailable(device: torch.device) -> str:
     """Why CUDA graphs cannot run on a device; empty if they can."""
     import torch
 
@@ -39,9 +39,9 @@ def why_not(device: torch.device) -> str:
     return ""
 
 
-def lacking(config: DecoderConfig) -> str:
+def unsupported_config(config: DecoderConfig) -> str:
     """Why CUDA graphs cannot run a decoder; empty if they can."""
-    from forerun.runner.gpu.layout import MOST_OWN, power_of_two
+    from forerun.runner.gpu.layout import MAX_OWN_CELLS, power_of_two
 
     if config.moe is not None:
         return "experts, which are chosen on the host"
@@ -50,7 +50,7 @@ def lacking(config: DecoderConfig) -> str:
     dim = config.head_dim
     if dim != power_of_two(dim) or not 16 <= dim <= MAX_HEAD_DIM:
         return f"a head size of {dim}, no power of two from 16 to {MAX_HEAD_DIM}"
-    narrow = [window for window in config.windows if window is not None and window < MOST_OWN]
+    narrow = [window for window in config.windows if window is not None and window < MAX_OWN_CELLS]
     if narrow:
-        return f"a window of {narrow[0]}, below {MOST_OWN}"
+        return f"a window of {narrow[0]}, below {MAX_OWN_CELLS}"
     return ""

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from forerun.models.transformer import Layer, Transformer
     from forerun.runner.kv_cache import Cache
 
-CELLS = 64  # cells per block of attention
-PROGRAMS, MOST_SPLITS = 132, 8  # of attention: as many programs as a large GPU runs at once
-TALL = 64  # rows of a tile times query heads per key head
-BLOCK = 1024  # elements of a gate per program
-WIDE = 4096  # inner size from which a product is split like one of a large model
+CELLS_PER_BLOCK = 64  # cells per block of attention
+PROGRAMS, MAX_SPLITS = 132, 8  # of attention: as many programs as a large GPU runs at once
+MIN_TALL_ROWS = 64  # rows of a tile times query heads per key head
+GATE_BLOCK = 1024  # elements of a gate per program
+MIN_LARGE_SIZE = 4096  # inner size from which a product is split like one of a large model
 
 
 def body(model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> Body:
@@ -50,7 +50,7 @@ class Attention:
         self.num_heads, self.kv_heads, self.dim = c.num_heads, c.num_kv_heads, c.head_dim
         self.strides = cache.data.stride(3), cache.data.stride(4)
         self.has_pdl = can_overlap(model.device)
-        self.splits = max(1, min(MOST_SPLITS, PROGRAMS // (shape.tiles * self.kv_heads)))
+        self.splits = max(1, min(MAX_SPLITS, PROGRAMS // (shape.tiles * self.kv_heads)))
         width, parts = self.num_heads * self.dim, shape.rows * self.num_heads * self.splits
         self.out = torch.zeros(shape.rows, width, dtype=model.dtype, device=model.device)
         self.partial = torch.zeros(parts * self.dim, device=model.device)
@@ -70,19 +70,19 @@ class Attention:
         fold = self.num_heads // self.kv_heads
         padded = power_of_two(fold)
         together = max(shape.together, 16 // padded)  # no product has fewer rows than 16
-        is_tall = together * padded >= TALL
+        is_tall = together * padded >= MIN_TALL_ROWS
         kernels.attend[shape.tiles, self.kv_heads, self.splits](
             q, q.stride(0), self.cells[layer], self.described, self.out, self.partial, self.states,
             shape.rows, self.splits, self.config.attn_scale, cap or 0.0, window or 0, *self.strides,
             self.num_heads, D=self.dim, ROWS=together, FOLD=fold, FP=padded,
-            BN=CELLS if q.dtype.itemsize == 2 else CELLS // 2,
+            BN=CELLS_PER_BLOCK if q.dtype.itemsize == 2 else CELLS_PER_BLOCK // 2,
             IS_SPLIT=self.splits > 1, CAP=cap is not None, WINDOW=window is not None,
             IEEE=q.dtype == torch.float32, num_stages=2,
             **launch(self.has_pdl, 8 if is_tall else 4),
         )  # fmt: skip
         if self.splits > 1:
             kernels.combine[(shape.rows * self.num_heads,)](
-                self.partial, self.states, self.out, self.splits, D=self.dim, MOST=MOST_SPLITS,
+                self.partial, self.states, self.out, self.splits, D=self.dim, MAX_SPLITS=MAX_SPLITS,
                 **launch(self.has_pdl, 1),
             )  # fmt: skip
         return self.out
@@ -168,8 +168,8 @@ class FewRows(Body):
     def _gated(self, both: Tensor, act: str) -> Tensor:
         """[R, 2 N] to [R, N]."""
         num_rows, size = self.inner.shape
-        kernels.gate_and_up[num_rows, triton.cdiv(size, BLOCK)](
-            both, self.inner, size, BLOCK=BLOCK, ACT=act, **launch(self.has_pdl, 4)
+        kernels.gate_and_up[num_rows, triton.cdiv(size, GATE_BLOCK)](
+            both, self.inner, size, BLOCK=GATE_BLOCK, ACT=act, **launch(self.has_pdl, 4)
         )
         return self.inner
 
@@ -242,8 +242,8 @@ def cut_of(num: int, inner: int, *, is_two: bool) -> Cut:
     """Blocking of a product with one or two weights [num, inner]; tuned on an H200."""
     most = power_of_two(inner)
     if is_two:
-        return Cut(4, min(1024, most), 2) if num >= WIDE else Cut(2, min(512, most), 2)
-    return Cut(4, min(2048, most), 8) if inner >= WIDE else Cut(2, min(2048, most), 2)
+        return Cut(4, min(1024, most), 2) if num >= MIN_LARGE_SIZE else Cut(2, min(512, most), 2)
+    return Cut(4, min(2048, most), 8) if inner >= MIN_LARGE_SIZE else Cut(2, min(2048, most), 2)
 
 
 def launch(has_pdl: bool, warps: int) -> dict[str, Any]:

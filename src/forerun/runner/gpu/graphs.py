@@ -21,16 +21,16 @@ from forerun.runner.attention import TorchDecoder
 from forerun.runner.forward_batch import Packed, packed
 from forerun.runner.gpu.bodies import Body, body
 from forerun.runner.gpu.layout import HEAD, PER_ROW, Shape, describe, fits, shape_of
-from forerun.runner.native.decoder import say_once
+from forerun.runner.native.decoder import warn_once
 
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
     from forerun.runner.forward_batch import Work
     from forerun.runner.kv_cache import Cache
 
-HOST = 1 << 20  # bytes of fp32 logits up to which they are copied to the host for verification
-ROUNDING = 0.1  # of a row's norm; half precisions differ by 0.02, errors by 1
-ONE_AT_A_TIME = Lock()  # for recording graphs
+MAX_HOST_BYTES = 1 << 20  # of fp32 logits that are copied to the host for verification
+MAX_RELATIVE_ERROR = 0.1  # of a row's norm; half precisions differ by 0.02, errors by 1
+RECORDING_LOCK = Lock()  # for recording graphs
 BOTH = frozenset({"hidden", "logits"})
 Found = tuple[Tensor, Tensor]  # hidden rows [R, d] and logits [R, V]
 
@@ -130,7 +130,7 @@ class GraphDecoder:
         first = HEAD + (PER_ROW - 1) * shape.rows
         wanted = one.described[first : first + num]
         hidden = hidden.index_select(0, wanted) if "hidden" in needs else hidden[:0]
-        if num * logits.shape[1] * 4 > HOST:
+        if num * logits.shape[1] * 4 > MAX_HOST_BYTES:
             return hidden, logits.index_select(0, wanted)
         logits = logits[:num] if num == given[0] else logits.index_select(0, wanted)
         return hidden, self._to_host(logits.float())
@@ -161,7 +161,7 @@ class GraphDecoder:
     ) -> tuple[Tensor, Tensor]:
         """Runs a pass of a new shape on torch and as a graph; keeps the graph if they agree."""
         rows, given = self._described(works, cache, shape)
-        found, why = None, "on this GPU they do not say what torch says"
+        found, why = None, "on this GPU their results differ from those of torch"
         try:
             one = self._recorded(cache, shape, given)
             found = self._wanted(one, shape, given, len(rows.logits), BOTH)
@@ -176,7 +176,7 @@ class GraphDecoder:
         else:
             self.is_trusted = False
             self._graphs.clear()
-            say_once(why)
+            warn_once(why)
         return (expected[0] if "hidden" in needs else expected[0][:0]), expected[1]
 
     def _recorded(self, cache: Cache, shape: Shape, given: np.ndarray) -> Recorded:
@@ -189,7 +189,7 @@ class GraphDecoder:
             graph, graphs, stream = torch.cuda.CUDAGraph(), self._graphs[cache], torch.cuda.Stream()
             how = {"pool": graphs.pool, "capture_error_mode": "thread_local"}
             with (
-                ONE_AT_A_TIME,
+                RECORDING_LOCK,
                 torch.cuda.stream(torch.cuda.current_stream()),  # restored after a failure
                 torch.cuda.graph(graph, stream=stream, **how),
             ):
@@ -202,4 +202,4 @@ def _alike(ours: Tensor, theirs: Tensor) -> bool:
     """Whether all rows [V] agree up to rounding."""
     wide = theirs.float()
     far = (ours.to(wide.device).float() - wide).norm(dim=-1)
-    return bool((far <= ROUNDING * wide.norm(dim=-1)).all())
+    return bool((far <= MAX_RELATIVE_ERROR * wide.norm(dim=-1)).all())

@@ -326,9 +326,11 @@ def attend(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def combine(partial, states, out, splits, D: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr):
-    """A head of a row of `attend`, merged from at most MOST parts."""
-    at, d, s = tl.program_id(0), tl.arange(0, D), tl.arange(0, MOST)
+def combine(
+    partial, states, out, splits, D: tl.constexpr, MAX_SPLITS: tl.constexpr, PDL: tl.constexpr
+):
+    """A head of a row of `attend`, merged from at most MAX_SPLITS parts."""
+    at, d, s = tl.program_id(0), tl.arange(0, D), tl.arange(0, MAX_SPLITS)
     _wait(PDL)
     own = at * splits + s
     top = tl.load(states + own * 2, s < splits, -float("inf"))

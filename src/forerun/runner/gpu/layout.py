@@ -21,8 +21,8 @@ HEAD = 2  # number of rows, number of tiles
 PER_ROW = 4  # id, position, cell, wanted row
 TILE = 5  # first row, rows, start of the slot, base, stop
 WORDS, BITS = 4, 64  # per row: mask of visible cells after the base
-MOST_ROWS, MOST_OWN = 128, WORDS * BITS  # rows of a pass; cells after a base
-TOGETHER = 16  # most rows of a tile
+MAX_ROWS, MAX_OWN_CELLS = 128, WORDS * BITS  # rows of a pass; cells after a base
+MAX_TILE_ROWS = 16  # most rows of a tile
 
 
 class Shape(NamedTuple):
@@ -42,7 +42,7 @@ def fits(works: Many[Work]) -> bool:
     """Whether a shape exists for these."""
     rows = sum(work.num_rows for work in works)
     own = max(len(work.pending) + len(work.parents) for work in works)
-    return rows <= MOST_ROWS and own <= MOST_OWN
+    return rows <= MAX_ROWS and own <= MAX_OWN_CELLS
 
 
 def shape_of(works: Many[Work]) -> Shape:
@@ -51,7 +51,7 @@ def shape_of(works: Many[Work]) -> Shape:
     rows = power_of_two(sum(counts))
     if max(counts) == 1:
         return Shape(rows, rows, 1)
-    return Shape(rows, power_of_two(sum(-(-num // TOGETHER) for num in counts)), TOGETHER)
+    return Shape(rows, power_of_two(sum(-(-num // MAX_TILE_ROWS) for num in counts)), MAX_TILE_ROWS)
 
 
 def power_of_two(least: int) -> int:

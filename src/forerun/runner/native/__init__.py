@@ -23,11 +23,11 @@ LEVELS = ("off", "avx2", "avx512", "avx512bf16", "amx")
 
 @dataclass(frozen=True)
 class Kernels:
-    """The library, or the reason why there is none; `level` is the instruction set in use."""
+    """The library and the instruction set in use; level 0: not available."""
 
     library: ctypes.CDLL | None
     level: int  # index into LEVELS
-    why: str  # one line
+    why: str  # one line on the level, or on why there is none
 
     def __bool__(self) -> bool:
         return self.level > 0
@@ -38,7 +38,7 @@ def kernels() -> Kernels:
     """The kernels of this machine; cached."""
     path = _find()
     if path is None:
-        return Kernels(None, 0, "not built; install forerun where a C compiler is at hand")
+        return Kernels(None, 0, "not built; install a C compiler, then forerun again")
     _share_threads()
     try:
         library = ctypes.CDLL(str(path))

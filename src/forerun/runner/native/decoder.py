@@ -29,7 +29,7 @@ from forerun.runner.native.layout import (
     Norm,
     Pass,
 )
-from forerun.runner.native.memory import cache_bytes, is_roomy
+from forerun.runner.native.memory import cache_bytes, has_large_l1
 from forerun.runner.native.packing import KINDS, row_stride
 from forerun.runner.native.threads import ThreadCount
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from forerun.runner.kv_cache import Cache
 
 log = logging.getLogger("forerun")
-USUAL_CACHE = 1 << 24  # bytes, if the system does not report it
+DEFAULT_CACHE_BYTES = 1 << 24  # bytes, if the system does not report it
 BOTH = frozenset({"hidden", "logits"})
-SPLIT = 1024  # rows x runs up to which every run is a separate unit of work
+MAX_SPLIT_ROW_RUNS = 1024  # rows x runs up to which every run is a separate unit of work
 
 
-def missing(config: DecoderConfig) -> str:
+def unsupported_config(config: DecoderConfig) -> str:
     """Why the kernels do not run a decoder; empty if they do."""
     if config.moe is not None:
         return "experts"
@@ -63,19 +63,19 @@ def missing(config: DecoderConfig) -> str:
     return ""
 
 
-def lacking(model: Transformer) -> str:
+def unsupported(model: Transformer) -> str:
     """Why the kernels do not run this model; empty if they do."""
     if model.head.packed is not None:
-        return missing(model.config)
+        return unsupported_config(model.config)
     if model.device.type != "cpu":
         return f"they are for CPUs, and the model is on {model.device}"
     return f"weights in {model.dtype}" if kernels() else kernels().why
 
 
 @cache
-def say_once(lack: str) -> None:
+def warn_once(reason: str) -> None:
     """Logs each reason once per process."""
-    log.warning("passes run on torch, not on our own kernels: %s", lack)
+    log.warning("passes run on torch, not on our own kernels: %s", reason)
 
 
 class NativeDecoder:
@@ -95,7 +95,7 @@ class NativeDecoder:
         self._embed = None if model.embed is None else model.embed.data_ptr()
         self._ropes, self._ropes_at, self._rope_size = torch.empty(0), 0, 0
         self._rows = self._rows_runs = 0  # capacity of the buffers
-        self._is_streamed = model.nbytes > (cache_bytes() or USUAL_CACHE)
+        self._is_streamed = model.nbytes > (cache_bytes() or DEFAULT_CACHE_BYTES)
         self._record = self._describe(model)
         self._work = Pass(  # fields that are the same in all passes
             wide_stride=c.hidden_size,
@@ -127,7 +127,7 @@ class NativeDecoder:
             token = rows.numbers[rows.wrong]
             raise IndexError(f"token {token} has no embedding: there are {num_ids}")
         runs = rows.top // RUN + 1
-        work.is_split = num * runs <= SPLIT
+        work.is_split = num * runs <= MAX_SPLIT_ROW_RUNS
         work.max_runs = runs if work.is_split else 1
         self._reserve(num, work.max_runs)
         at, work.logits = rows.addresses
@@ -293,7 +293,7 @@ class NativeDecoder:
     def _linear(self, linear: Any) -> Any:
         self._kept.append(linear.packed)
         linear.packed.record.is_streamed = self._is_streamed
-        linear.packed.record.fetched = 2 if self._is_streamed and not is_roomy() else 1
+        linear.packed.record.fetched = 2 if self._is_streamed and not has_large_l1() else 1
         return linear.packed.record
 
     def _norm(self, norm: RMSNorm | LayerNorm | None) -> Any:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-HUGE = 1 << 21  # bytes of a large page
-ROOMY = 48 << 10  # bytes of an L1 data cache
+LARGE_PAGE = 1 << 21  # bytes of a large page
+LARGE_L1_BYTES = 48 << 10  # bytes of an L1 data cache
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _madvise = getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def in_large_pages(fresh: Tensor) -> None:
     """Requests large pages for a CPU tensor that has not been written yet (fewer TLB misses)."""
-    first = -(-fresh.data_ptr() // HUGE) * HUGE
-    last = (fresh.data_ptr() + fresh.nbytes) // HUGE * HUGE
+    first = -(-fresh.data_ptr() // LARGE_PAGE) * LARGE_PAGE
+    last = (fresh.data_ptr() + fresh.nbytes) // LARGE_PAGE * LARGE_PAGE
     if last > first and _madvise is not None and hasattr(mmap, "MADV_HUGEPAGE"):
         _madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE)
 
@@ -42,6 +42,6 @@ def _read(*files: Path) -> list[str]:
 
 
 @cache
-def is_roomy() -> bool:
+def has_large_l1() -> bool:
     """Whether the L1 cache fits prefetched weights and inputs: 48 KiB (Zen 5), not 32 (Zen 4)."""
-    return cache_bytes(level=1) >= ROOMY
+    return cache_bytes(level=1) >= LARGE_L1_BYTES

@@ -4,7 +4,7 @@
 of `vdpbf16ps`, padded with zeros to whole groups of 64 outputs. In a gated weight (gate rows, then
 up rows) the blocks of the two halves alternate, so that a tile holds both sides of a product.
 
-With 8 bits a weight is an int8 times a scale per output, or per `scaled` inputs of an output:
+With 8 bits a weight is an int8 times a scale per output, or per group of inputs of an output:
 w ~ round(w / s) s with s = max|w| / 127. Products convert the integers to bf16 or float exactly, so
 results are those of the rounded weight.
 """
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from forerun.runner.native import LEVELS, Kernels, kernels
-from forerun.runner.native.int8 import KEPT, Rounding
 from forerun.runner.native.layout import (
     ACTIVATIONS,
     BF16,
@@ -33,10 +32,11 @@ from forerun.runner.native.layout import (
     LANES,
     Linear,
 )
-from forerun.runner.native.memory import HUGE, in_large_pages
+from forerun.runner.native.memory import LARGE_PAGE, in_large_pages
+from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
-LINE = 64  # bytes of a cache line
-MOST_ROWS = 512  # above this torch's products with AVX-512 are faster, with unpacking
+CACHE_LINE_BYTES = 64  # bytes of a cache line
+MAX_KERNEL_ROWS = 512  # above this torch's products with AVX-512 are faster, with unpacking
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
 
@@ -50,7 +50,9 @@ class Packed:
 
     __slots__ = ("_bias", "_kernels", "_scale", "data", "dtype", "is_gated", "record", "shape")
 
-    def __init__(self, weight: Tensor, is_gated: bool = False, rounding: Rounding = KEPT) -> None:
+    def __init__(
+        self, weight: Tensor, is_gated: bool = False, rounding: WeightFormat = UNQUANTIZED
+    ) -> None:
         if weight.dim() != 2:
             raise ValueError(f"a weight is a matrix, got the shape {tuple(weight.shape)}")
         n, k = weight.shape
@@ -62,8 +64,8 @@ class Packed:
         self._scale: Tensor | None = None
         self.record = Linear(n=n, k=k, groups=-(-n // GROUP), is_gated=is_gated)
         if rounding.bits == 8:
-            weight, scale = rounded(weight, rounding.scaled)
-            self.record.scaled, self.record.num_scales = rounding.scaled or k, scale.shape[1]
+            weight, scale = quantized_int8(weight, rounding.group_size)
+            self.record.scaled, self.record.num_scales = rounding.group_size or k, scale.shape[1]
             self._scale = torch.stack([self._outputs(column) for column in scale.unbind(1)])
             self.record.scale = self._scale.data_ptr()
         is_wide = self._kernels.level >= 3  # bf16 pairs
@@ -170,7 +172,7 @@ class Packed:
 
         Measured by benchmarks/many_rows.py.
         """
-        return rows <= MOST_ROWS or self._kernels.level == LEVELS.index("avx2")
+        return rows <= MAX_KERNEL_ROWS or self._kernels.level == LEVELS.index("avx2")
 
     def product(self, x: Tensor, act: str = "silu") -> Tensor:
         """x [R, k] to [R, n]; of a gated weight, act(gate x) * up x [R, n / 2]. Same dtype as x.
@@ -204,11 +206,10 @@ class Packed:
         return out[:, : n // 2 if self.is_gated else n].to(x.dtype)
 
 
-def rounded(weight: Tensor, scaled: int = 0) -> tuple[Tensor, Tensor]:
-    """int8 [n, k] and float32 scales [n, ceil(k / scaled)]; their product approximates `weight`."""
+def quantized_int8(weight: Tensor, group_size: int = 0) -> tuple[Tensor, Tensor]:
+    """int8 [n, k] and float32 scales [n, ceil(k / group_size)]; their product is near `weight`."""
     n, k = weight.shape
-    scaled = scaled or k
-    pieces = weight.float().split(scaled, dim=1)
+    pieces = weight.float().split(group_size or k, dim=1)
     found, scales = [], []
     for piece in pieces:
         scale = piece.abs().amax(1, keepdim=True) / 127
@@ -244,7 +245,7 @@ class Arena:
     with its last weight; unwritten parts take no memory.
     """
 
-    def __init__(self, block: int = 64 * HUGE) -> None:
+    def __init__(self, block: int = 64 * LARGE_PAGE) -> None:
         self._block, self._lock = block, threading.Lock()
         self._free = torch.empty(0, dtype=torch.uint8)
 
@@ -252,16 +253,16 @@ class Arena:
         """uint8 [size], aligned to a cache line."""
         with self._lock:
             if len(self._free) < size:
-                self._free = _in_large_pages(max(self._block, -(-size // HUGE) * HUGE))
+                self._free = _in_large_pages(max(self._block, -(-size // LARGE_PAGE) * LARGE_PAGE))
             taken = self._free[:size]
-            self._free = self._free[-(-size // LINE) * LINE :]
+            self._free = self._free[-(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES :]
         return taken
 
 
 def _in_large_pages(size: int) -> Tensor:
     """uint8 [size], aligned to a large page; size: a multiple of a large page."""
-    memory = torch.empty(size + HUGE, dtype=torch.uint8)
-    memory = memory[-memory.data_ptr() % HUGE :][:size]
+    memory = torch.empty(size + LARGE_PAGE, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % LARGE_PAGE :][:size]
     in_large_pages(memory)
     return memory
 

@@ -1,9 +1,9 @@
-"""Labelled tokens for recipe `judge_head`: which draft tokens are correct, by a task's checker.
+"""Labels of draft tokens for recipe `judge_head`: correct or wrong, by the checker of a task.
 
-Three sources. Swaps: in a right text of the target one token is replaced by a draft token that the
-standard rule would have rejected; the target continues greedily, and the token is correct if the
-answer still is (as AutoJudge does). Replies: right replies of the draft; all tokens are correct.
-Slips: written-out solutions with one digit changed; only that digit, as it was and changed, counts.
+Three sources. Swaps: in a correct text of the target one token is replaced by a draft token that
+the standard rule would have rejected. The target continues greedily; the token is correct if the
+answer is (as in AutoJudge). Replies: correct texts of the draft model; all tokens are correct.
+Slips: reference solutions with one digit changed; the old digit is correct, the new one wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forerun.training.progress import Watch, counted
 SWAP, REPLY, SLIP = 0, 1, 2
 DIGITS = set("0123456789")
 HIDDEN = frozenset({"hidden"})
-LAST_PROBLEM = 900_000  # problems are this training problem and those before it
+LAST_PROBLEM = 900_000  # the training problems up to this number are used
 
 
 class Settings(Protocol):
@@ -56,7 +56,7 @@ class Tokens:
     sources: np.ndarray
 
     def where(self, chosen: np.ndarray) -> Tokens:
-        """The tokens of a mask bool [n]."""
+        """The tokens selected by a mask bool [n]."""
         return Tokens(
             self.rows[chosen], self.labels[chosen], self.problems[chosen], self.sources[chosen]
         )
@@ -75,7 +75,7 @@ def label_tokens(settings: Settings, watch: Watch) -> Tokens:
 
 
 class Labeller:
-    """Models, problems, and the tokens labelled so far."""
+    """Labels tokens; `found` has those labelled so far."""
 
     def __init__(self, settings: Settings, watch: Watch) -> None:
         s = settings
@@ -88,13 +88,13 @@ class Labeller:
         self.found: list[tuple[np.ndarray, bool, int, int]] = []  # row, label, problem, source
 
     def replies(self) -> None:
-        """Labels all tokens of the draft's right replies."""
+        """Labels all tokens of the draft model's correct replies."""
         for i, tokens in self._right(self.draft, self.settings.temperature, "replies of the draft"):
             rows = self._rows(self.model.target, self.prompts[i], chain(tokens))
             self._add(rows, range(len(tokens)), [True] * len(tokens), i, REPLY)
 
     def slips(self) -> None:
-        """Labels a digit of the written-out solution, as it is and changed."""
+        """Labels one digit of each reference solution, unchanged and changed."""
         tokenizer = self.model.tokenizer
         texts = [tokenizer.decode([token]) for token in range(self.model.target.vocab_size)]
         digits = {t: text for t, text in enumerate(texts) if text.strip() in DIGITS}
@@ -111,7 +111,7 @@ class Labeller:
             self._add(rows, [at, at + 1], [True, False], i, SLIP)
 
     def swaps(self) -> None:
-        """Labels draft tokens in right texts of the target by what becomes of the answer."""
+        """Labels draft tokens in correct texts of the target by the answer after the swap."""
         waiting: list[tuple[int, list[int], np.ndarray]] = []  # problem, text to the swap, row
         for i, tokens in self._right(self.model, 0.0, "texts of the target"):
             places = self._rejected(i, tokens)
@@ -125,7 +125,7 @@ class Labeller:
             self.found.append((row, self._is_right(i, start + end), i, SWAP))
 
     def _rejected(self, i: int, tokens: list[int]) -> dict[int, int]:
-        """Place -> a token that the draft drew there and the standard rule rejected; `swaps`."""
+        """Position -> draft token that the standard rule rejected there; at most `swaps`."""
         p, q = (
             self._rows(model.target, self.prompts[i], chain(tokens))
             for model in (self.model, self.draft)
@@ -169,7 +169,7 @@ class Labeller:
         return texts
 
     def _rows(self, target: Target, prompt: list[int], tree: Tree) -> Rows:
-        """Rows of a tree after a prompt, hidden ones too."""
+        """Rows of a tree after a prompt, with hidden rows."""
         seq = Sequence(list(prompt), len(prompt), Sampling(), SeededDice(0), limit=len(tree) + 1)
         (rows,) = target.forward(ForwardBatch([seq], [tree], HIDDEN))
         target.release(seq)
@@ -183,7 +183,7 @@ class Labeller:
 
 
 def with_swaps(tokens: Many[int], swaps: dict[int, int]) -> Tree:
-    """A chain, then one node per swap, a sibling of the token that it replaces."""
+    """A chain of tokens, and one node per swap: a sibling of the token that it replaces."""
     builder = TreeBuilder()
     for at, token in [*enumerate(tokens), *swaps.items()]:
         builder.add(token, at - 1)

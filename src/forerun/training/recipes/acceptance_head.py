@@ -1,7 +1,7 @@
 """Head that predicts which tokens of a draft model its target accepts (SpecDec++).
 
-Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths", 2024. Texts
-X are the target's own. At each position a token Y ~ q is drawn and labelled with its acceptance
+Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths", 2024. The
+target generates texts X. At each position a token Y ~ q is drawn and labelled with its acceptance
 probability a = min(1, p(Y) / q(Y)), both distributions after X. The draft then reads the prompt and
 Z, which is Y or, with probability `mix`, X; the head learns a from the hidden row at Z = Y. Only
 the head is trained.
@@ -36,7 +36,7 @@ from forerun.training.records import read_records
 from forerun.training.renamed import refuse
 from forerun.utils.stats import auc
 
-LAST_PROBLEM = 999_999  # texts are made of this training problem and those before it
+LAST_PROBLEM = 999_999  # the training problems up to this number are used
 EVALUATION_STEPS = 8
 
 
@@ -44,18 +44,18 @@ EVALUATION_STEPS = 8
 class AcceptanceHead(LoopRecipe):
     """Trains the head of controller `acceptance_head` on a frozen draft and its target.
 
-    problems: training problems, one text of the target each; a tenth is held out.
-    target: model that accepts or rejects, and writes the texts.
+    problems: number of training problems, with one text of the target each; a tenth is held out.
+    target: model that generates the texts and verifies drafts.
     draft: model that gives the hidden rows.
-    temperature: sampling temperature of deployment, for which the labels hold.
-    max_tokens: longest text.
+    temperature: sampling temperature of texts and labels; use that of deployment.
+    max_tokens: maximum length of a text.
     layers: residual blocks of the head.
     shared: one block repeated instead of separate blocks, as in the authors' code.
     weight: cost of a missed rejection, relative to a missed acceptance.
     mix: probability that the draft reads the target's own token.
     rate: learning rate of AdamW.
     micro_tokens: padded tokens per step.
-    batch: texts that are generated at once.
+    batch: number of texts generated at once.
     """
 
     may_change: ClassVar[frozenset[str]] = LoopRecipe.may_change | {"batch"}
@@ -101,7 +101,7 @@ class AcceptanceHead(LoopRecipe):
         self.head = HeadModule(width, self.layers, self.shared)
 
     def texts(self, out: Path, watch: Watch) -> tuple[Documents, Documents]:
-        """Texts of the target on training problems: a tenth held out, and the rest."""
+        """Texts of the target on training problems: a held-out tenth, and the rest."""
         files = [out / "data" / f"{name}.npz" for name in ("held", "train")]
         if all(file.exists() for file in files):  # of a run that an earlier version started
             held, trained = (load_documents([file]) for file in files)
@@ -129,7 +129,7 @@ class AcceptanceHead(LoopRecipe):
 
     @torch.no_grad()
     def examples(self, micro: Micro) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden rows [b, n, d] at Z, labels [b, n], and which positions count [b, n]."""
+        """Hidden rows [b, n, d] at Z, labels [b, n], and a mask of trained positions [b, n]."""
         x, is_text = micro.tokens, micro.weights > 0
         target, draft = self.models
         with torch.autocast(x.device.type, enabled=False):
@@ -158,7 +158,7 @@ class AcceptanceHead(LoopRecipe):
         ]
 
     def evaluate(self) -> float:
-        """AUC on held-out texts: are accepted tokens scored above rejected ones?"""
+        """AUC of the head's scores on held-out texts."""
         torch.manual_seed(self.seed)
         scores, labels = [], []
         for _, micros in zip(range(EVALUATION_STEPS), self.held.steps(), strict=False):
@@ -180,7 +180,7 @@ class AcceptanceHead(LoopRecipe):
 
 
 class HeadModule(torch.nn.Module):
-    """The trained form of `forerun.controllers.acceptance_head.Head`; starts at chances of 0.5."""
+    """Trainable form of `controllers.acceptance_head.Head`; initially it predicts 0.5."""
 
     def __init__(self, width: int, layers: int, shared: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What recipes share: options, plan, progress, and the run of those that the loop trains."""
+"""Base classes of training recipes; `LoopRecipe` is trained by `training.loop`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forerun.training.progress import Watch, silent, step_note
 
 @dataclass(kw_only=True, eq=False)
 class Recipe(ABC):
-    """What `forerun train NAME` runs. One module of `recipes/` holds one recipe.
+    """A training recipe, run by `forerun train NAME`; one per module of `recipes/`.
 
-    Options are the keyword-only arguments of the constructor. Each is kept as an attribute of its
-    name, and described in the class docstring by a line `name: text.` From these the command line
-    and `plan.json` are built.
+    Options are the keyword-only arguments of the constructor. Each is an attribute of the same
+    name, described in the class docstring by a line `name: text.` The command line and `plan.json`
+    are built from them.
 
-    seed: decides data, initial weights and order.
+    seed: seed of data, initial weights and order.
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset()  # options that a resumed run may change
@@ -34,22 +34,22 @@ class Recipe(ABC):
 
     @abstractmethod
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
-        """Makes in `out` what the recipe makes; returns lines that report it.
+        """Trains and writes the result into `out`; returns lines of a report.
 
-        resume: continue the run in `out`. Raises ConfigError where that run had other settings.
+        resume: continue the run in `out`. Raises ConfigError if that run had other settings.
         """
 
     def fixed(self) -> dict[str, Any]:
-        """What else a run keeps to its end: constants of the recipe. Part of plan.json."""
+        """Constants of the recipe that must not change within a run; part of plan.json."""
         return {}
 
 
 @dataclass(kw_only=True, eq=False)
 class LoopRecipe(Recipe):
-    """A recipe that `Loop` trains by gradient steps.
+    """A recipe trained by gradient steps in `Loop`.
 
-    minutes: training time, at most.
-    max_steps: training steps, at most.
+    minutes: maximum training time.
+    max_steps: maximum number of training steps.
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset({"minutes", "max_steps"})
@@ -60,15 +60,15 @@ class LoopRecipe(Recipe):
 
     @abstractmethod
     def prepare(self, out: Path, watch: Watch) -> None:
-        """Makes data and models, or loads those of an earlier sitting."""
+        """Makes data and models, or loads those of an interrupted run."""
 
     @abstractmethod
     def batches(self, start: int) -> Iterator[list[Micro]]:
-        """Steps of micro-batches from number `start` on, the same after a resume."""
+        """Steps of micro-batches from step `start` on; independent of interruptions."""
 
     @abstractmethod
     def loss(self, micro: Micro) -> torch.Tensor:
-        """The micro-batch's share of the step's mean loss."""
+        """Share of a micro-batch in the mean loss of its step."""
 
     @abstractmethod
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -76,10 +76,10 @@ class LoopRecipe(Recipe):
 
     @abstractmethod
     def save(self, out: Path) -> None:
-        """Writes what was trained."""
+        """Writes the trained model or head."""
 
     def loop_options(self) -> LoopOptions:
-        """Budget and rates."""
+        """Budget and learning rates."""
         return LoopOptions(max_steps=self.max_steps, minutes=self.minutes, seed=self.seed)
 
     def report(self, out: Path, progress: Progress) -> list[str]:

@@ -1,11 +1,11 @@
-"""Head that tells correct draft tokens from mistakes (Judge Decoding).
+"""Head that predicts whether a draft token is correct (Judge Decoding).
 
 Bachmann et al., "Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
-Alignment", 2025. People marked mistakes for the paper; here a task's checker does
+Alignment", 2025. In the paper people label the mistakes; here the checker of a task does
 (`_judge_labels.py`). The head is a logistic regression on the target's hidden row at the token,
-solved by Newton's method, both classes of equal mass; folds are by problem. Penalty and delta are
-chosen on swaps that a head was not fitted to: best AUC, and a share `recall` of mistakes rejected.
-The reported figures come from swaps used for neither fit nor choice (nested cross-validation).
+fitted by Newton's method with equal weight of both classes. Cross-validation folds are split by
+problem. The penalty with the best AUC on held-out swaps is chosen, and the delta that rejects the
+share `recall` of their mistakes. Reported figures are from nested cross-validation.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ PENALTIES = tuple(10.0**k for k in range(-4, 3))  # of the squared norm, per uni
 
 @dataclass(kw_only=True, eq=False)
 class JudgeHead(Recipe):
-    """Makes the head of verifier `judge` for a target. It is solved for, not trained by steps.
+    """Fits the head of verifier `judge` for a target.
 
-    problems: training problems, of which texts are labelled.
+    problems: number of training problems with labelled texts.
     target: model that gives the hidden rows.
     draft: model that gives the judged tokens.
-    swaps: labelled draft tokens per right text of the target, at most.
+    swaps: maximum number of labelled draft tokens per correct text of the target.
     temperature: sampling temperature of drafts.
-    max_tokens: longest text.
-    recall: share of mistakes that must be rejected.
-    folds: one problem of so many is held out, each in its turn.
-    sources: tokens that the head is fitted to (0 swaps, 1 replies, 2 slips).
-    batch: texts that are generated at once.
+    max_tokens: maximum length of a text.
+    recall: minimum share of mistakes that are rejected.
+    folds: number of cross-validation folds.
+    sources: labels that the head is fitted to (0 swaps, 1 replies, 2 slips).
+    batch: number of texts generated at once.
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset({"recall", "folds", "sources", "batch"})
-    can_resume: ClassVar[bool] = False  # labels in the folder are used again
+    can_resume: ClassVar[bool] = False  # labels in the folder are reused anyway
 
     problems: int = 800
     target: ModelName = "reasoner"
@@ -74,13 +74,13 @@ class JudgeHead(Recipe):
         write_folder(out, lambda part: found.head.save(part / HEAD_FILE))
         return [
             f"head: delta {found.head.delta:.3f}; on {found.correct} correct and {found.mistakes} "
-            f"wrong tokens that were used for neither fit nor delta: area under the curve "
+            f"wrong tokens of held-out problems: area under the curve "
             f"{found.auc:.3f}, {found.kept_correct:.1%} of correct and {found.kept_mistakes:.1%} "
             f"of wrong tokens kept -> {out}"
         ]
 
     def labelled(self, out: Path, watch: Watch = silent) -> Tokens:
-        """The labelled tokens, made once and kept in `out`.
+        """The labelled tokens; made once, then read from `out`.
 
         Raises ConfigError if those in the folder were made with other settings.
         """
@@ -97,9 +97,9 @@ class JudgeHead(Recipe):
 
 @dataclass(frozen=True)
 class Found:
-    """A head, and how heads made the same way judge swaps of problems they were made without.
+    """A head, and the quality of heads fitted the same way, on swaps of held-out problems.
 
-    Shares are of swaps above the delta that was chosen with each of those heads.
+    kept_correct, kept_mistakes: shares of swaps with a score above the delta.
     """
 
     head: Head
@@ -111,14 +111,14 @@ class Found:
 
 
 class Choice(NamedTuple):
-    """A penalty and the log-odds above which a token is kept."""
+    """A penalty, and the log-odds above which a token is kept."""
 
     penalty: float
     border: float
 
 
 def best(tokens: Tokens, recipe: JudgeHead) -> Found:
-    """The head from all tokens with its own choice, and its expected quality."""
+    """The head fitted to all tokens, and its expected quality by cross-validation."""
     is_swap = tokens.sources == SWAP
     scores = np.empty(len(tokens.labels))  # log-odds above the border
     for is_held in held_out(tokens, recipe.folds):
@@ -133,16 +133,16 @@ def best(tokens: Tokens, recipe: JudgeHead) -> Found:
 
 
 def made(tokens: Tokens, recipe: JudgeHead) -> tuple[Head, float]:
-    """A head fitted to tokens with the penalty that they choose, and its border."""
+    """A head fitted with the penalty that `choose` selects, and its border."""
     choice = choose(tokens, recipe)
     used = tokens.where(np.isin(tokens.sources, recipe.sources))
     return fit(used, choice.penalty), choice.border
 
 
 def choose(tokens: Tokens, recipe: JudgeHead) -> Choice:
-    """The penalty with the best AUC on swaps of held-out folds, and the border on the same scores.
+    """The penalty with the best AUC on swaps of held-out folds, and the border from these scores.
 
-    Raises DataError where swaps are all of one kind.
+    Raises DataError if all swaps have the same label.
     """
     is_swap = tokens.sources == SWAP
     is_used = np.isin(tokens.sources, recipe.sources)
@@ -161,9 +161,9 @@ def choose(tokens: Tokens, recipe: JudgeHead) -> Choice:
 
 
 def fit(tokens: Tokens, penalty: float, steps: int = 30) -> Head:
-    """Logistic regression by Newton's method; both labels have the same mass.
+    """Logistic regression by Newton's method; both classes have the same total weight.
 
-    Raises DataError where there is one label only.
+    Raises DataError if all tokens have the same label.
     """
     check_kinds(tokens.labels)
     mean, scale = tokens.rows.mean(0), tokens.rows.std(0) + 1e-6
@@ -185,16 +185,16 @@ def fit(tokens: Tokens, penalty: float, steps: int = 30) -> Head:
 
 
 def check_kinds(labels: np.ndarray) -> None:
-    """Raises DataError unless there are labels [n] of both kinds."""
+    """Raises DataError unless labels [n] have both values."""
     if labels.all() or not labels.any():
         raise DataError(
             f"{len(labels)} labelled tokens, and all are {'right' if labels.all() else 'wrong'}; "
-            "a head learns from both kinds: label more problems"
+            "a head needs both kinds; use more problems"
         )
 
 
 def held_out(tokens: Tokens, folds: int) -> Iterator[np.ndarray]:
-    """Masks bool [n]: every `folds`-th problem, in turns."""
+    """One mask bool [n] per fold: its held-out tokens, every `folds`-th problem."""
     rank = np.unique(tokens.problems, return_inverse=True)[1]
     return (rank % folds == fold for fold in range(folds))
 

@@ -1,9 +1,9 @@
 """Small models that solve word problems: the embedded reasoner and its draft.
 
-Data are generated problems, short ones more often, tokenised once; held-out ones have the same mix
-of levels. Loss is on solutions, with a tenth of its weight on prompts. Both models see the same
-data; the draft is a tenth of the size. Both are evaluated on held-out problems and exported with a
-model card.
+The data are generated problems, tokenised once; held-out problems have the same mix of levels.
+Tokens of solutions have loss weight 1, those of prompts 0.1. Both models see the same data; the
+draft is a tenth of the size. Both are evaluated on held-out problems and exported with a model
+card.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Reasoner(Recipe):
 
     minutes: training time of the reasoner.
     draft_minutes: training time of its draft.
-    threads: CPU cores; processes of one thread each.
-    device: where to train: cpu, cuda or cuda:N.
-    problems: training problems.
-    tokenizer_problems: problems that the tokenizer is trained on.
-    held_out: held-out problems for evaluation.
+    threads: number of CPU cores; one single-threaded process each.
+    device: cpu, cuda or cuda:N.
+    problems: number of training problems.
+    tokenizer_problems: number of problems that the tokenizer is trained on.
+    held_out: number of held-out problems for evaluation.
     micro_tokens: padded tokens per micro-batch.
     micro_batches: micro-batches per step; 0 is two, or the next multiple of the threads.
-    max_steps: training steps of each model, at most.
+    max_steps: maximum number of training steps of each model.
     samples: samples per held-out problem.
-    sample_limit: longest sample, in tokens.
-    tau_problems: first of the held-out problems, on which tokens per forward pass are measured.
+    sample_limit: maximum length of a sample, in tokens.
+    tau_problems: number of held-out problems for measuring tokens per forward pass.
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset(
@@ -93,7 +93,7 @@ class Reasoner(Recipe):
         return {"levels": MIX, "vocabulary": VOCAB, "context": CONTEXT, "shapes": shapes}
 
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
-        choose_device(self.device)  # raises ConfigError where torch sees no GPU
+        choose_device(self.device)  # raises ConfigError if torch finds no GPU
         recipe = self.settled(out, resume)
         data, progress = recipe.data(out), {}
         data.make(self.threads, counted(watch, "data", "shards"))
@@ -113,9 +113,9 @@ class Reasoner(Recipe):
         return [_line(name, report, out) for name, report in self.reports.items()]
 
     def settled(self, out: Path, resume: bool) -> Reasoner:
-        """The recipe with its micro-batches per step, once it is certain that it fits the folder.
+        """The recipe with its number of micro-batches per step, checked against the folder.
 
-        Raises ConfigError where the folder holds a run that this one does not continue.
+        Raises ConfigError if the folder has a run that this one does not continue.
         """
         is_trained = any(out.glob("*.pt"))
         plans.check_resume(out, is_trained, resume)
@@ -136,7 +136,7 @@ class Reasoner(Recipe):
 
     @property
     def processes(self) -> int:
-        """Training processes."""
+        """Number of training processes."""
         return self.threads if self.device == "cpu" else 1
 
     def data(self, out: Path) -> Problems:
@@ -145,7 +145,7 @@ class Reasoner(Recipe):
 
 
 def train_model(recipe: Reasoner, out: Path, name: str, watch: Watch = silent) -> Progress:
-    """Trains one of the two models to the end of its budget, from its checkpoint if any."""
+    """Trains one of the two models to the end of its budget, from its checkpoint if it has one."""
     with process_group(recipe.processes, _train_along, (recipe, out, name)):
         _, loop = prepare(recipe, out, name)
         loop.on_step = lambda progress: watch(name, *step_note(progress, loop.spent()))
@@ -153,7 +153,7 @@ def train_model(recipe: Reasoner, out: Path, name: str, watch: Watch = silent) -
 
 
 def prepare(recipe: Reasoner, out: Path, name: str) -> tuple[PreTrainedModel, Loop]:
-    """One of the two models and its training loop, both as the last checkpoint left them."""
+    """One of the two models and its training loop, in the state of the last checkpoint."""
     data, device = recipe.data(out), torch.device(recipe.device)
     tokenizer = data.tokenizer()
     model: PreTrainedModel = build_model(SIZES[name], tokenizer, recipe.seed)
@@ -177,7 +177,7 @@ def prepare(recipe: Reasoner, out: Path, name: str) -> tuple[PreTrainedModel, Lo
 
 
 def _train_along(recipe: Reasoner, out: Path, name: str) -> None:
-    """The part of the other processes."""
+    """The work of the other processes."""
     prepare(recipe, out, name)[1].run()
 
 

@@ -1,11 +1,11 @@
-"""Generator of SEAL at small scale: from a question to n-grams of the passage that answers it.
+"""Small SEAL generator: from a question to n-grams of the passage that answers it.
 
-Bevilacqua et al., "Autoregressive Search Engines", 2022, with a causal model of under a million
-weights from scratch where the paper tunes BART-large. Pairs: a question and spans of ten words of
-its passage, drawn with probability exp(number of shared words), none of which begins with one of
-the most frequent words; a question and the title. And of every passage, without questions: span to
-span, span to title, title to span. Questions are made by the rules of `retrieval/books`; passages
-that are kept for evaluation give none.
+Bevilacqua et al., "Autoregressive Search Engines", 2022. The paper fine-tunes BART-large; this
+recipe trains a causal model of less than a million weights from scratch. Training pairs with a
+question: question to span of its passage, question to title. Spans have ten words and are drawn
+with probability proportional to exp(number of shared words); no span begins with one of the most
+frequent words. Pairs without a question, for every passage: span to span, span to title, title to
+span. `retrieval/books` makes the questions; passages for evaluation give none.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ MODEL, INDEX = "model", "passages.fm"  # in the folder of a run
 class Seal(LanguageModel, LoopRecipe):
     """Trains a generator on passages and indexes them, for `forerun seal search`.
 
-    passages: file of JSON lines with a title and a body each.
-    evaluated: passages that give no questions to train on.
-    vocabulary: tokens of the tokenizer that is trained.
+    passages: JSON-lines file with title and body.
+    evaluated: number of passages that are kept for evaluation.
+    vocabulary: vocabulary size of the trained tokenizer.
     spans: spans per question; the paper has 10.
     titles: titles per question; the paper has 3.
-    micro_tokens: padded tokens per micro-batch, two of which make a step.
+    micro_tokens: padded tokens per micro-batch; a step has two.
     """
 
     may_change: ClassVar[frozenset[str]] = LoopRecipe.may_change | {"passages"}
@@ -108,7 +108,7 @@ def load(folder: Path | str) -> tuple[Generator, PassageIndex]:
 
 
 def make_tokenizer(passages: list[Passage], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of the passages with the markers."""
+    """A byte-level tokenizer trained on the passages, with the markers."""
     texts = (spaced(text) for p in passages for text in (p.title, p.body))
     inner = train_tokenizer(texts, vocabulary - len(SPECIAL), CONTEXT)
     inner.add_tokens(list(SPECIAL), special_tokens=True)
@@ -117,7 +117,7 @@ def make_tokenizer(passages: list[Passage], vocabulary: int) -> PreTrainedTokeni
 
 @dataclass(frozen=True)
 class Pair:
-    """One training text: source, markers, target, and the marker of a title's end."""
+    """One training text: source, markers, target, and the marker after a title."""
 
     source: str
     markers: list[int]
@@ -161,7 +161,7 @@ def frequent_words(passages: list[Passage]) -> set[str]:
 def spans(
     question: str, body: str, count: int, frequent: set[str], rng: np.random.Generator
 ) -> list[str]:
-    """Runs of ten words of a body, drawn by how many words they share with a question."""
+    """Spans of ten words of a body, drawn by the number of words shared with a question."""
     words = body.split()
     bare = [plain(word) for word in words]
     starts = np.arange(max(1, len(words) - SPAN + 1))
@@ -175,7 +175,7 @@ def spans(
 
 
 def _questions(passage: Passage, rng: np.random.Generator) -> Iterator[str]:
-    """One of every sentence with words left out; and of the held-out sentence, whole and cut."""
+    """A cloze of every sentence, and the held-out sentence as it is and as a cloze."""
     for sentence in question_sentences(passage.body):
         yield cloze(sentence, rng)
     if passage.held_out:

@@ -14,7 +14,7 @@ from numba import njit
 
 from forerun.core.records import Plan
 from forerun.core.tree import POINT, Tree
-from forerun.core.tree_search import CONSTANT, EXPECTED, PATH, Search
+from forerun.core.tree_search import CONSTANT, EXPECTED, PATH, SearchSettings
 from forerun.ngrams.tables.logits.kernels import Table
 from forerun.ngrams.tables.trigram.kernels import row_of
 from forerun.ngrams.tables.trigram.mcts_tree import SearchTree, extract_tree
@@ -25,7 +25,7 @@ from forerun.utils.jit import kernel
 def draft(
     matrix: TrigramMatrix,
     tail: list[int],
-    search: Search,
+    search: SearchSettings,
     plan: Plan,
     uniforms: np.ndarray,
     *,
@@ -65,7 +65,7 @@ def draft(
 @cache
 def warm_up() -> None:
     """Compiles the search, or loads it from the cache."""
-    search = Search(2, 2, 24, 32.0, 8.0, PATH, True, False)
+    search = SearchSettings(2, 2, 24, 32.0, 8.0, PATH, True, False)
     draft(TrigramMatrix(entries=2), [0, 1], search, Plan(), np.full(4, 0.5))
 
 
@@ -76,7 +76,7 @@ def fill_tree(
     clock: int,
     a: int,
     b: int,
-    search: Search,
+    search: SearchSettings,
     renormalise: bool,
     nodes: int,
     depth: int,
@@ -97,7 +97,7 @@ def _search(
     clock: int,
     a: int,
     b: int,
-    search: Search,
+    search: SearchSettings,
     renormalise: bool,
     uniforms: np.ndarray,
     searched: SearchTree,
@@ -145,7 +145,7 @@ def _new_tree(capacity: int) -> SearchTree:
 
 
 @kernel
-def _select(searched: SearchTree, node: int, search: Search) -> int:
+def _select(searched: SearchTree, node: int, search: SearchSettings) -> int:
     """The child with the largest published score; ties: the first."""
     first = searched.firsts[node]
     last = first + searched.widths[node]
@@ -181,7 +181,7 @@ def _expand(
     searched: SearchTree,
     node: int,
     size: int,
-    search: Search,
+    search: SearchSettings,
     renormalise: bool,
 ) -> int:
     """Appends the children of a node; returns the new number of nodes."""
@@ -227,7 +227,7 @@ def _roll(
     searched: SearchTree,
     node: int,
     level: int,
-    search: Search,
+    search: SearchSettings,
     renormalise: bool,
     uniforms: np.ndarray,
     used: int,

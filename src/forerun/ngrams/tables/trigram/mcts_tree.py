@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.core.tree_search import Search
+from forerun.core.tree_search import SearchSettings
 from forerun.ngrams.tables.logits.kernels import Table
 from forerun.ngrams.tables.trigram.kernels import row_of
 from forerun.utils.jit import kernel
@@ -36,7 +36,7 @@ def extract_tree(
     base: Table,
     searched: SearchTree,
     size: int,
-    search: Search,
+    search: SearchSettings,
     limit: int,
     depth: int,
     tokens: np.ndarray,

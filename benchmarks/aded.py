@@ -1,17 +1,16 @@
-"""ADED on the embedded reasoner: exploration against exploitation, reward, updates, corpus.
+"""ADED on the embedded reasoner: search settings, rewards, updates and corpora compared.
 
     python benchmarks/aded.py [--problems 24] [--samples 2] [--nodes 16] [--corpus 4000]
     python benchmarks/aded.py --text BOOK.txt.gz ... [--tokenizer tokenizer.json]
 
-A tri-gram matrix is counted in training problems with their solutions, then every setting solves
-the same held-out problems with the same seeds, one after another, starting from that matrix. Prints
-tau with a bootstrap interval over problems, nodes drafted, microseconds of drafting per step and
-their share of a target pass, microseconds of learning, and accepted tokens per step by depth.
-"shifted" settings start from generated stories instead. At temperature 0 all settings write the
-same texts, so small differences mean more. On a busy machine only tau and its parts can be
-compared between runs.
+First form: a tri-gram matrix is counted from training problems and their solutions. Every setting
+starts from that matrix and solves the same held-out problems, one by one, with the same seeds.
+Prints tau with a bootstrap interval over problems, drafted nodes, microseconds of drafting per step
+and their share of a target pass, microseconds of learning, and accepted tokens per step by depth.
+"shifted" settings start from generated stories. At temperature 0 all settings write the same texts,
+so differences have less noise. On a busy machine only tau and its parts can be compared.
 
-The second form counts text files and times drafts of 64 nodes at random places of them.
+Second form: counts text files and times drafts of 64 nodes at random places of them.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ def tokenizer_of(file: str) -> Tokenizer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--problems", type=scripts.count, default=24)
     parser.add_argument("--samples", type=scripts.count, default=2)
     parser.add_argument("--nodes", type=scripts.count, default=16)
@@ -199,10 +198,15 @@ def main() -> None:
     )
     parser.add_argument("--temperature", type=scripts.measure, default=0.6)
     parser.add_argument(
-        "--only", type=scripts.pattern, default="", help="settings whose name matches this pattern"
+        "--only",
+        type=scripts.pattern,
+        default="",
+        help="only settings that match this regular expression",
     )
-    parser.add_argument("--text", nargs="+", default=[], help="time drafts in these files instead")
-    parser.add_argument("--tokenizer", default="", help="of the text: a tokenizer.json")
+    parser.add_argument("--text", nargs="+", default=[], help="time drafts in these files")
+    parser.add_argument(
+        "--tokenizer", default="", help="tokenizer.json for --text; default: the reasoner's"
+    )
     options = parser.parse_args()
     if options.text:
         costs(options.text, tokenizer_of(options.tokenizer))

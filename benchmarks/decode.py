@@ -1,16 +1,15 @@
-"""Times of our decoder on random llama checkpoints, all in one interleaved run, as ratios.
+"""Time of forerun's decoder on random llama checkpoints, compared with transformers.
 
-Example: python benchmarks/decode.py --params 100M --dtype bf16 --threads 2
-FORERUN_NATIVE=off in front of it times our decoder on torch.
+    python benchmarks/decode.py --params 100M --dtype bf16 --threads 2
 
-Printed: our linear layers run back to back (as loaded, and as plain torch linears), one step of one
-row, transformers' generate per token, and tree passes. Medians over rounds; every round times every
-contestant once, so a busy moment of the machine hits all of them.
+Prints the linear layers alone (as loaded, and as plain torch layers), one step of one row,
+transformers' generate per token, and tree passes. Every round times every contestant once, so that
+a disturbance of the machine hits all of them; medians over rounds. With FORERUN_NATIVE=off in the
+environment the decoder runs on torch.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -64,7 +63,7 @@ def checkpoint(size: str, dtype: torch.dtype, folder: Path) -> int:
 
 
 def binary_tree(num_nodes: int, vocab: int) -> Tree:
-    """A tree whose nodes have up to two children each."""
+    """A tree with up to two children per node."""
     builder = TreeBuilder()
     for node in range(num_nodes):
         builder.add((7 * node + 3) % vocab, (node - 2) // 2 if node > 1 else -1)
@@ -143,7 +142,7 @@ class Contest:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--params", choices=SIZES, default="30M")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
@@ -154,7 +153,7 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=scripts.count, default=10, help="calls per round and contestant"
     )
-    parser.add_argument("--json", type=Path, help="also write the medians to this file")
+    parser.add_argument("--json", type=Path, help="file for the medians")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,16 @@
-"""How long a draft should be: SpecDec++ against fixed lengths and the additive schedule.
+"""Draft length: SpecDec++ compared with fixed lengths and the additive schedule.
 
     python benchmarks/draft_length.py [--problems 24] [--samples 2] [--temperature 0.6]
 
-Chains of the embedded draft for the embedded reasoner, one sequence at a time. Contestants take
-turns, problem by problem, in a new order each time. The best fixed length and the best threshold
-are chosen on training problems and shown on held-out ones. Speed is tokens per second over those of
-the chosen fixed length, with a bootstrap interval over problems; counts are per 100 tokens.
+Chains of the embedded draft model for the embedded reasoner, one sequence at a time. Contestants
+take turns problem by problem, in a new order each time. The best fixed length and the best
+threshold are chosen on training problems and measured on held-out ones. Speed is tokens per second
+over those of the chosen fixed length, with a bootstrap interval over problems. Counts are per 100
+tokens.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
@@ -146,7 +146,7 @@ def costs(found: Counts, name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--problems", type=scripts.count, default=24)
     parser.add_argument("--samples", type=scripts.count, default=2)
     parser.add_argument("--temperature", type=scripts.measure, default=0.6)

@@ -1,22 +1,21 @@
-"""What drafting 64 nodes and learning a step cost, for every drafter without a second model.
+"""Microseconds of drafting 64 nodes and of learning a step, for each drafter without a model.
 
     python benchmarks/draft_times.py [TEXT.gz ...] [--runs 120] [--temperature 1.0]
 
-A history of a million tokens: words of the given files (without files: Zipf's law, half of it in
-passages that come again, changed here and there), as ids spread over a vocabulary of 128,256. Each
-drafter knows it in its own way: `SETUPS`. Then all go on with the same unseen passages, in turns: a
-jump to a random place, three steps to get going and five that count, each of a draft and of four
-accepted tokens and one more to learn. Logits favour what followed a token in the history; a step's
-are written between the draft and the learning, so that caches hold them and not the drafter.
+The history has a million tokens: words of the given files, as ids spread over a vocabulary of
+128,256. Without files it follows Zipf's law, and half of it is repeated passages with changes. Each
+drafter gets the history in its own way (`SETUPS`). Then all drafters continue the same unseen
+passages in turn: a jump to a random place, three warm-up steps, five measured ones. A step is a
+draft, then four accepted tokens and one more to learn. The logits favour what followed a token in
+the history. They are written between drafting and learning, so that the caches hold them and not
+the drafter.
 
-Prints medians and 99th percentiles, one thread; "full" are drafts of 63 nodes or more. Prompt
-lookup reads a step's tokens as it learns, if it drafted for it; suffix as it drafts. Nothing is
-asserted.
+Prints medians and 99th percentiles of one thread; "full" is the share of drafts with 63 nodes or
+more. `prompt_lookup` reads the tokens of a step when it learns, `suffix` when it drafts.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import gzip
 import platform
@@ -199,7 +198,7 @@ class Case:
     def jump(self, tokens: list[int]) -> None:
         """The text goes on elsewhere."""
         self.seq.tokens += tokens
-        laws: Any = None  # nobody looks: nothing was judged
+        laws: Any = None  # unused: nothing was verified
         step = Step([self.seq], [PLAN], [EMPTY], [laws], [Verdict([], 0)], [[]])
         self.drafter.observe(step)
 
@@ -235,7 +234,7 @@ class Case:
 
 
 class Teacher:
-    """Logits float32 [nodes, V] of a model that believes what followed a token in the history."""
+    """Logits float32 [nodes, V] that favour what followed a token in the history."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -276,13 +275,18 @@ def measure(cases: list[Case], history: History, runs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="texts, gzipped")
-    parser.add_argument("--tokens", type=scripts.count, default=1_000_000, help="of the history")
+    parser = scripts.parser(__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="gzipped texts")
+    parser.add_argument(
+        "--tokens", type=scripts.count, default=1_000_000, help="tokens of the history"
+    )
     parser.add_argument("--runs", type=scripts.count, default=120)
     parser.add_argument("--temperature", type=scripts.measure, default=1.0)
     parser.add_argument(
-        "--only", type=scripts.pattern, default="", help="drafters whose name matches this pattern"
+        "--only",
+        type=scripts.pattern,
+        default="",
+        help="only drafters that match this regular expression",
     )
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,15 +1,14 @@
-"""One table of all drafters that need no second model, on text of several kinds. Resumable.
+"""One table of all drafters that need no second model, on several kinds of text.
 
     python benchmarks/drafters.py --size 0.3B --examples 10 --tokens 400 --out drafters
 
-Runs `forerun bench run` once per column group (best of 8 on the reasoning task at temperatures 0,
-0.6 and 1; copying, code and story text at 0.6) on the embedded reasoner, padded to --size, and
-prints Markdown: tau, accepted share of drafted tokens, microseconds of drafting per step, tokens/s
-over plain decoding. Methods take turns of --turns steps; the same command goes on where it ended,
-and each group's folder is a run that `forerun bench report` shows. Drafters with a datastore get
-solutions of training problems; `suffix` and `auto` (here without the reasoner's own draft)
-learn across prompts, `stand` from the samples of one prompt unless its scope is wider. Beside it
-stands the order of the papers (Spec-Bench and STAND).
+Runs `forerun bench run` once per column group, on the embedded reasoner padded to --size: best of 8
+on the reasoning task at temperatures 0, 0.6 and 1, and copying, code and story text at 0.6. Prints
+Markdown: tau, acceptance, microseconds of drafting per step, and speed over plain decoding, then
+the order in the papers (Spec-Bench and STAND) for comparison. Methods take turns of --turns steps.
+The same command continues an interrupted run; each group's folder is a run for `forerun bench
+report`. Drafters with a datastore get solutions of training problems. `suffix` and `auto` (here
+without the reasoner's draft model) learn across prompts, `stand` from the samples of one prompt.
 """
 
 from __future__ import annotations
@@ -125,15 +124,17 @@ def slug(name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="folder; without it nothing is kept")
+    parser = scripts.parser(__doc__)
+    parser.add_argument("--out", type=Path, help="run folder; default: temporary")
     parser.add_argument("--size", default="own", help=f"{', '.join(SIZES)}; own: not padded")
     parser.add_argument("--examples", type=scripts.count, default=2, help="prompts per group")
-    parser.add_argument("--tokens", type=scripts.count, default=200, help="longest sample")
     parser.add_argument(
-        "--turns", type=scripts.number, default=12, help="steps; 0: whole prompts in turn"
+        "--tokens", type=scripts.count, default=200, help="maximum tokens of a sample"
     )
-    parser.add_argument("--methods", help="only these, joined by ;")
+    parser.add_argument(
+        "--turns", type=scripts.number, default=12, help="steps per turn; 0: whole prompts"
+    )
+    parser.add_argument("--methods", help="only these methods, joined by ;")
     parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="bf16")
     given = parser.parse_args()

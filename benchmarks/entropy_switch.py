@@ -1,19 +1,20 @@
-"""Entropy Adaptive Decoding on the embedded pair: what entropy tells, quality against cost, speed.
+"""Entropy Adaptive Decoding on the embedded pair: predictive power, accuracy, cost, speed.
 
     python benchmarks/entropy_switch.py [--tables signal speed curve] [--problems 300]
 
-`signal`: along reference solutions, how well entropies of the small model foretell that the large
-one would write another token (area under the curve): of the token itself, of the mean over five
-with it, and of the mean over the five before it. `curve`: accuracy over thresholds, beside
-switching at random with the same rates and the straight line between the two models. Cost is in
-parameters per token over those of the large model, without and with what was computed beside the
-tokens given. `speed`: tokens per second over plain decoding by the large model, in turns, alone and
-with drafts of STAND. Thresholds are chosen on training problems, everything else is held out.
+signal: how well the small model's entropy predicts, along reference solutions, that the large model
+        would write another token (area under the curve): entropy of the token itself, mean of five
+        tokens with it, mean of the five before it.
+curve:  accuracy over thresholds, compared with random switching at the same rates and with the
+        straight line between the two models. Cost is in parameters per token over the large
+        model's, without and with the catch-up passes.
+speed:  tokens per second over plain decoding by the large model, in turns, without and with STAND.
+
+Thresholds are chosen on training problems; all other problems are held out.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from time import perf_counter
 
@@ -103,7 +104,7 @@ def curve_table(pair: Pair) -> None:
 
 
 def speed_table(pair: Pair, problems: int, threshold: float) -> None:
-    """Tokens per second in turns, four samples per problem at temperature .6, one at a time."""
+    """Tokens per second in turns, four samples per problem at temperature 0.6, one at a time."""
     switch = EntropySwitch(pair.models[LARGE], small=pair.models[SMALL], threshold=threshold)
     contestants = {
         f"{name}, {drafter}": (Model(target, pair.tokenizer), drafter)
@@ -142,7 +143,7 @@ def speed_table(pair: Pair, problems: int, threshold: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--problems", type=scripts.count, default=300)
     parser.add_argument("--levels", type=scripts.number, nargs="+", default=list(MIX))
@@ -150,7 +151,7 @@ def main() -> None:
         "--timed", type=scripts.count, default=12, help="problems of the speed table"
     )
     parser.add_argument(
-        "--threshold", type=scripts.measure, default=1.0, help="that of the speed table"
+        "--threshold", type=scripts.measure, default=1.0, help="threshold of the speed table"
     )
     options = parser.parse_args()
     pair = Pair(options.problems, tuple(options.levels))

@@ -1,16 +1,15 @@
-"""The FM-index beside the suffix array: bytes per token, and what the smaller one costs in time.
+"""The FM-index compared with the suffix array: bytes per token and query times.
 
     python benchmarks/fm_index.py [--tokens 1000000 10000000] [--data FOLDER]
 
-Text: the books of FOLDER/corpora in tokens of Phi-3 (32,064 ids), a document per paragraph, then,
-where they run out, runs of 12 tokens on average spliced at random. Queries: n-grams of 1 to 8
-tokens, half of them from the last tenth of the real text, which is held out. Both indexes are in
-memory and take turns query by query. Answers are compared before anything is timed.
+Text: the books of FOLDER/corpora in tokens of Phi-3 (32,064 ids), one document per paragraph. Where
+they end, random runs of 12 tokens on average are spliced. Queries: n-grams of 1 to 8 tokens, half
+of them from the last tenth of the real text, which is held out. Both indexes are in memory and take
+turns query by query. Answers are compared before anything is timed.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -139,7 +138,7 @@ def report(text: np.ndarray, held: np.ndarray, num_queries: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = scripts.parser(__doc__)
     parser.add_argument("--tokens", type=scripts.count, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--queries", type=scripts.count, default=4000)

@@ -1,21 +1,21 @@
-"""Everything that is to be known of forerun on a GPU, in one command of nine minutes at most.
+"""Everything to measure of forerun on a GPU, in one command of at most nine minutes.
 
     python benchmarks/gpu.py --out DIR --limit 540
     python benchmarks/gpu.py --out DIR --parts correctness,passes=60
-    python benchmarks/gpu.py --out DIR --smoke            # no GPU: tiny sizes, to see that it runs
+    python benchmarks/gpu.py --out DIR --smoke            # no GPU: tiny sizes, to test the script
 
-Parts, in the order of their value, each in a process of its own under its own limit:
+Parts, the most important first. Each runs in its own process with its own time limit:
 
     correctness  passes of every shape class, and verdicts on the device, against torch in fp32
     passes       read and copy limits; c(N) for 1 to 128 rows at 1B and 8B, with graphs and without
     decoding     plain, stand, auto at the reasoner padded to 1B, compared with transformers
-    hosttime     where the time of a step goes: lines, Python's functions, a trace
-    training     tokens a second of the training loop
-    tests        the unit tests of the GPU's code
+    hosttime     where the time of a step goes: lines, Python functions, a trace
+    training     tokens per second of the training loop
+    tests        the unit tests of the GPU code
 
-A part that fails, hangs or runs out of time is a row that says so, and the next one still runs.
-DIR/gpu.json is written whole after every part, DIR/gpu.md is the table, DIR/gpu.log all that parts
-printed. Without CUDA --smoke is chosen by itself. Nothing is fetched. Exit status 1: a part failed.
+A part that fails, hangs or runs out of time is a row that says so, and the next one runs. After
+every part DIR/gpu.json and the table DIR/gpu.md are written; DIR/gpu.log has the output of all
+parts. Without CUDA, --smoke is the default. Nothing is downloaded. Exit status 1: a part failed.
 """
 
 from __future__ import annotations
@@ -285,21 +285,19 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     """The options; those that only a child is given are hidden."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = scripts.parser(__doc__)
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of results")
     parser.add_argument(
-        "--out", type=Path, default=Path("gpu-results"), help="folder of results (gpu-results)"
+        "--limit", type=scripts.measure, default=540.0, help="time limit in seconds"
     )
-    parser.add_argument("--limit", type=scripts.measure, default=540.0, help="seconds in all (540)")
     parser.add_argument(
         "--parts",
         type=limits,
         default=",".join(PARTS),
         metavar="NAME[=SECONDS],...",
-        help="some parts only, with limits of their own",
+        help="run only these parts, with their own limits",
     )
-    parser.add_argument("--smoke", action="store_true", help="no GPU, tiny sizes")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, without a GPU")
     for hidden in ("--part", "--rows", "--work"):
         kind = str if hidden == "--part" else Path
         parser.add_argument(hidden, type=kind, default=None, help=argparse.SUPPRESS)

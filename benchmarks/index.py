@@ -1,14 +1,13 @@
-"""Building and asking an n-gram index, beside the package infini-gram or NumPy's searchsorted.
+"""Building and querying an n-gram index, compared with infini-gram or NumPy's searchsorted.
 
     python benchmarks/index.py [--tokens 1000000 10000000] [--corpus FOLDER] [--peer-python PYTHON]
 
-Text comes from --corpus (text files, .gz and .tar.gz too) in documents of 1,000 tokens; where it
-runs out, runs of it (12 tokens on average) are spliced at random, which the output says. The last
-tenth of the real text is held out: half of the prompts come from it. Each index is built from text
-by the command `forerun index build` in a process of its own, whose peak memory the system tells (as
-`/usr/bin/time -v` does). Every query is timed by itself: once after the system was asked to forget
-the files, and once when all has been read. With --folder an index that an earlier run left there is
-asked and not built again. Nothing is asserted but that all contestants give the same answers.
+Text comes from --corpus (text files, also .gz and .tar.gz) in documents of 1,000 tokens. Where it
+ends, random runs of 12 tokens on average are spliced, and the output says so. The last tenth of the
+real text is held out; half of the prompts come from it. Each index is built by `forerun index
+build` in its own process, and its peak memory is read from the system. Every query is timed alone:
+once after the system dropped the files from memory, and once from memory. With --folder an index of
+an earlier run is used again. The script stops if two contestants answer differently.
 """
 
 from __future__ import annotations
@@ -123,14 +122,14 @@ def build(folder: Path, corpus: Corpus, size: int, options: argparse.Namespace) 
     words += ["--tokenizer", options.tokenizer, "--memory", options.memory]
     words += ["--threads", str(options.threads), "--workers", str(options.threads)]
     start = perf_counter()
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", MEASURES, sys.executable, "-c", RUNS, *words],
         stdout=subprocess.PIPE,
         check=True,
     )
     seconds = perf_counter() - start
     source.unlink()
-    found = {"seconds": seconds, "peak": int(told.stdout) << 10, "memory": options.memory}
+    found = {"seconds": seconds, "peak": int(done.stdout) << 10, "memory": options.memory}
     (folder / "built.json").write_text(json.dumps(found))
     return found
 
@@ -250,7 +249,7 @@ def show_build(path: Path, built: dict[str, Any]) -> None:
 
 
 def compare_sorted(text: np.ndarray, queries: list[list[int]], counts: list[int]) -> None:
-    """NumPy's searchsorted on 4-grams beside our counts."""
+    """NumPy's searchsorted on 4-grams, compared with our counts."""
     short = [i for i, q in enumerate(queries) if len(q) <= 4]
     seconds, times, answers = baseline(text, [queries[i] for i in short])
     assert answers == [counts[i] for i in short], "searchsorted counts differ from ours"
@@ -272,17 +271,17 @@ def show(mine: dict[str, Any], other: dict[str, Any] | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     here = Path(__file__).parents[2] / "shared" / "data" / "corpora"
     parser.add_argument("--tokens", type=scripts.count, nargs="+", default=[1_000_000])
     parser.add_argument("--corpus", type=Path, default=here)
     parser.add_argument("--tokenizer", default="reasoner")
     parser.add_argument("--peer-python", default=os.environ.get("INFINI_GRAM_PYTHON", ""))
-    parser.add_argument("--queries", type=scripts.count, default=2000, help="of each kind")
+    parser.add_argument("--queries", type=scripts.count, default=2000, help="queries of each kind")
     parser.add_argument("--threads", type=scripts.count, default=num_cores())
-    parser.add_argument("--memory", default="2GB", help="what a build may take")
-    parser.add_argument("--folder", type=Path, help="where indexes stay; else a temporary one")
-    parser.add_argument("--build-only", action="store_true", help="ask nothing")
+    parser.add_argument("--memory", default="2GB", help="memory limit of a build")
+    parser.add_argument("--folder", type=Path, help="folder of the indexes; default: temporary")
+    parser.add_argument("--build-only", action="store_true", help="skip the queries")
     options = parser.parse_args()
     if not options.corpus.exists():
         scripts.skip(f"there is no {options.corpus}; give --corpus a folder of text files")

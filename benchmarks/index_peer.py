@@ -2,10 +2,10 @@
 
     PEER_PYTHON benchmarks/index_peer.py FOLDER QUERIES.json KIND THREADS
 
-FOLDER holds `tokenized.0` and `offset.0`, as the package's own first step leaves them. Builds the
-suffix array with the package's own code unless it is there, then times queries of that kind one by
-one with the package's defaults: first on files that the system was asked to forget, then on cached
-ones. Prints one JSON object with the answers.
+FOLDER holds `tokenized.0` and `offset.0` in the package's format. Builds the suffix array with the
+package's own code unless it exists. Then times queries of one kind, one by one, with the package's
+defaults: first on files that the system dropped from memory, then on cached ones. Prints one JSON
+object with the answers.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def main() -> None:
     eos = queries["eos"]
     found = cold_and_warm(name, opened, folder, queries)
     size = sum((folder / file).stat().st_size for file in ("tokenized.0", "table.0"))
-    told = {"version": version("infini-gram"), "sort_seconds": seconds, "bytes": size}
-    print(json.dumps(told | found))
+    facts = {"version": version("infini-gram"), "sort_seconds": seconds, "bytes": size}
+    print(json.dumps(facts | found))
 
 
 if __name__ == "__main__":

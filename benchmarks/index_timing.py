@@ -1,6 +1,6 @@
-"""What `index.py` and `index_peer.py` share: queries one by one, on forgotten and on cached files.
+"""What `index.py` and `index_peer.py` share: queries timed one by one, cold and cached.
 
-Plain Python, since the peer's interpreter may have nothing else.
+Standard library only: the peer's interpreter may have nothing else.
 """
 
 from __future__ import annotations

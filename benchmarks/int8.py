@@ -1,16 +1,15 @@
-"""Weights in 8 bits beside bf16 in one interleaved run: time of a pass, and what rounding changes.
+"""Int8 weights compared with bf16 in one interleaved run: time of a pass, and change of output.
 
-Example: python benchmarks/int8.py --params 300M --threads 2
-         python benchmarks/int8.py --law --problems 40
+    python benchmarks/int8.py --params 300M --threads 2
+    python benchmarks/int8.py --law --problems 40
 
-Without --law: random llama checkpoints, medians over rounds of passes over 1, 9 and 17 rows, and of
-their linear layers alone. With --law: the embedded reasoner, KL(bf16 || int8) in nats per token on
+Without --law: random llama checkpoints; medians over rounds of passes over 1, 9 and 17 rows, and of
+their linear layers alone. With --law: the embedded reasoner; KL(bf16 || int8) in nats per token on
 its own solutions, and accuracy.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -67,8 +66,8 @@ def passes(size: str, threads: int, rounds: int, given: Path | None) -> None:
         for what in ("pass", "linears"):
             base = statistics.median(times[what, "auto", rows])
             found = [(name, statistics.median(times[what, name, rows])) for name in WEIGHTS]
-            told = "  ".join(f"{name} {1e3 * t:.2f} ms ({base / t:.2f}x)" for name, t in found)
-            print(f"{size}, {rows} rows, {what}: {told}")
+            shown = "  ".join(f"{name} {1e3 * t:.2f} ms ({base / t:.2f}x)" for name, t in found)
+            print(f"{size}, {rows} rows, {what}: {shown}")
 
 
 def logits(target: Target, tokens: list[int]) -> np.ndarray:
@@ -110,9 +109,11 @@ def law(problems: int, samples: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--params", choices=SIZES, default="300M")
-    parser.add_argument("--checkpoint", type=Path, help="folder that keeps the checkpoint")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="folder for the checkpoint; default: temporary"
+    )
     parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=scripts.count, default=9)
     parser.add_argument("--law", action="store_true")

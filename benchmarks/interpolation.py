@@ -1,21 +1,20 @@
-"""Unbounded n-grams of a corpus beside a neural model, and both mixed: accuracy and perplexity.
+"""A neural model mixed with unbounded n-grams of a corpus: accuracy and perplexity.
 
     python benchmarks/interpolation.py [--data-dir ../shared/data] [--windows 60]
 
 Texts: solved problems of the reasoning task under the embedded reasoner, and books and code under
-stories260K, which was trained on neither. A text is cut into windows, the model's context: the
+stories260K, which was trained on neither. A text is cut into windows of the model's context: the
 first 80 % are the corpus, the next 10 % fit the weights, the last 10 % are evaluated. Windows of
 the corpus that share too much with the last 20 % are left out and counted.
 
-First table: next tokens that are right, by the longest suffix (at most 64 tokens) and by 5-grams,
-for all of the windows of each text's last part. Second: perplexity and right tokens of the model
-alone, with two weights, and with a forest if scikit-learn is there. cut: (PPL - PPL mixed) / PPL,
-and over PPL - 1. Nothing is asserted.
+First table: next tokens predicted right, by the longest suffix (at most 64 tokens) and by 5-grams,
+for all windows of each text's last part. Second table: perplexity and accuracy of the model alone,
+with two weights, and with a forest if scikit-learn is installed. cut: (PPL - PPL mixed) / PPL, and
+over PPL - 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import sys
 import tarfile
@@ -166,7 +165,7 @@ class Half:
     tokens: np.ndarray
 
     def right(self, weigh: Weigh | None) -> float:
-        """The share of positions whose likeliest token came."""
+        """Share of positions with the right most probable token."""
         if weigh is None:
             return float((self.logp.argmax(axis=1) == self.tokens).mean())
         w, count = weigh(self.cases.features), 0
@@ -222,11 +221,14 @@ def texts(data: Path, folder: Path) -> list[Text]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     here = Path(__file__).parents[2] / "shared" / "data"
     parser.add_argument("--data-dir", type=Path, default=here)
     parser.add_argument(
-        "--windows", type=scripts.count, default=60, help="to fit on; as many to evaluate"
+        "--windows",
+        type=scripts.count,
+        default=60,
+        help="windows to fit on, and as many to evaluate",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,18 +1,17 @@
-"""Lossy rules beside the exact one: tokens per pass, task accuracy, distance from the target's law.
+"""Lossy verifiers compared with the exact one: tau, accuracy, distance from the target.
 
     python benchmarks/lossy.py [--tables rules judge reflective] [--problems 96] [--samples 2]
 
-The embedded reasoner with chains of its small draft, on held-out problems. Accuracy: share of right
-answers, a 95 % interval over problems, and the difference from the exact rule on the same problems.
-Distance: half the sum of |law - p| for the token that a rule emits first, averaged over positions
-in texts of the target; exact over coins, corrections and the first draft token (those with q above
-1e-3, q cut to them), with one draw of the tokens behind it. Rows: what a pass of the target
-computes, probes and catching up counted. Counts only, no times.
+The embedded reasoner with chains of its draft model, on held-out problems. Accuracy is the share of
+right answers with a 95 % interval over problems, and the difference from the exact rule on the same
+problems. Distance is half the sum of |law - p| for the first emitted token, averaged over positions
+in texts of the target. It is exact over coins, corrections and the first draft token (tokens with q
+above 1e-3); the tokens after it are drawn once. Rows are what a pass of the target computes, with
+probes and catching up. Counts only, no times.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -238,15 +237,19 @@ TABLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--tables", nargs="+", default=["rules"], choices=[*TABLES])
     parser.add_argument("--temperatures", nargs="+", type=scripts.measure, default=[0.0, 0.6])
     parser.add_argument("--problems", type=scripts.count, default=96)
-    parser.add_argument("--samples", type=scripts.count, default=2, help="per problem, where T > 0")
-    parser.add_argument("--nodes", type=scripts.count, default=8, help="length of a draft")
-    parser.add_argument("--positions", type=scripts.count, default=60, help="for the distance")
     parser.add_argument(
-        "--length", type=scripts.count, default=300, help="most new tokens per sample"
+        "--samples", type=scripts.count, default=2, help="samples per problem above T = 0"
+    )
+    parser.add_argument("--nodes", type=scripts.count, default=8, help="draft length")
+    parser.add_argument(
+        "--positions", type=scripts.count, default=60, help="positions for the distance"
+    )
+    parser.add_argument(
+        "--length", type=scripts.count, default=300, help="maximum new tokens per sample"
     )
     o = parser.parse_args()
     pair = Pair(o.problems, o.samples, o.nodes, o.length)

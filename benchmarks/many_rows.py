@@ -1,12 +1,11 @@
-"""Products of many rows: our kernels on every instruction set beside torch, in one interleaved run.
+"""Matrix products of many rows: forerun's kernels by instruction set, compared with torch.
 
-Example: python benchmarks/many_rows.py --shapes 2816x1024 --rows 64 256 1024
+    python benchmarks/many_rows.py --shapes 2816x1024 --rows 64 256 1024
 
-Printed per shape and number of rows: milliseconds of torch's linear with a plain weight, of our
-product, and of unpacking and torch's linear (what `layers.Linear` does where `Packed.wins` says
-no), by instruction set; then the fewest rows from which unpacking is faster for all that follow.
-Torch uses what the processor has: ONEDNN_MAX_CPU_ISA=AVX2 (AVX512_CORE, AVX512_CORE_BF16) holds it
-back.
+Prints for each shape and number of rows, in one interleaved run: milliseconds of torch's linear
+with a plain weight, of forerun's product, and of unpacking followed by torch's linear (what
+`layers.Linear` does where `Packed.wins` says no). Then the number of rows from which unpacking is
+always faster. ONEDNN_MAX_CPU_ISA (AVX2, AVX512_CORE, AVX512_CORE_BF16) limits torch.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def shape(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument(
         "--shapes", type=shape, nargs="+", default=[(2816, 1024), (4096, 4096)], help="NxK"
     )

@@ -1,19 +1,18 @@
-"""STAND's own costs: drafting, learning, top-10 selection and verification, in microseconds.
+"""Costs of STAND in microseconds: drafting, learning, top-10 selection, verification.
 
     python benchmarks/memory.py [--contexts 1000000] [--vocab 32000]
     python benchmarks/memory.py --part lookups [--sizes 1000 10000000]
     python benchmarks/memory.py --part bytes [--problems 4]
 
-A memory is filled from random text until it holds about a million contexts, so that most long
-contexts miss and each look-up backs off through several cache misses, the worst case. `lookups`
-shows what a look-up costs as the table grows to ten million contexts (1.5 GB), `bytes` what is held
-per generated token when the embedded reasoner solves problems. Prints the median and the least of
-repeated calls; nothing is asserted.
+A memory is filled from random text up to about a million contexts. Most long contexts are missing
+there, so each look-up backs off through several cache misses: the worst case. `lookups` shows the
+cost of a look-up as the table grows to ten million contexts (1.5 GB). `bytes` shows the memory per
+generated token while the embedded reasoner solves problems. Prints the median and the minimum of
+repeated calls.
 """
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Callable
 from time import perf_counter
@@ -80,7 +79,7 @@ def fill(memory: LogitMemory, text: np.ndarray, rng: np.random.Generator) -> Non
 
 
 def filled_drafter(contexts: int, rng: np.random.Generator) -> tuple[Stand, Sequence, np.ndarray]:
-    """A drafter whose memory holds about `contexts` contexts, a sequence, and the text learned."""
+    """A drafter with a memory of about `contexts` contexts, a sequence, and the learned text."""
     drafter = Stand(budget_mb=4096)
     seq = Sequence([0], 1, Sampling(), SeededDice(0), limit=10**9, group=0)
     memory, text = drafter.memory(seq), rng.integers(0, TEXT_VOCAB, contexts // 3)
@@ -271,7 +270,7 @@ def costs(contexts: int, vocabs: list[int], rng: np.random.Generator) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--contexts", type=scripts.count, default=1_000_000)
     parser.add_argument("--vocab", type=scripts.count, nargs="+", default=[8_000, 32_000, 128_000])
     parser.add_argument("--part", choices=["costs", "lookups", "bytes"])

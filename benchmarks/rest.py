@@ -1,10 +1,10 @@
-"""Microseconds per tree of REST, by size of the datastore and length of the match.
+"""Microseconds per draft tree of REST, by size of the datastore and length of the match.
 
     python benchmarks/rest.py [--tokens 1000000,10000000] [--vocab 128000] [--nodes 64]
 
-The datastore: tokens drawn by Zipf's law, half of them in passages that come again with a changed
-token here and there, so that matches of every length have several continuations. Queries are cut
-from other such text. A dense query is one of the commonest pairs: thousands of places.
+The datastore has tokens drawn by Zipf's law. Half of them are repeated passages with some tokens
+changed, so matches of every length have several continuations. Queries are cut from other text of
+the same kind. A dense query is one of the most frequent pairs, with thousands of places.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def sizes(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--tokens", type=sizes, default="1000000,10000000")
     parser.add_argument("--vocab", type=scripts.count, default=128_000)
     parser.add_argument("--nodes", type=scripts.count, default=64)

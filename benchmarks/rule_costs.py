@@ -1,17 +1,19 @@
-"""What judging costs on a CPU: laws of visited rows, the walk, rules beside a pass of the target.
+"""Time of verification on a CPU: distributions of visited rows, the walk, verifiers, optimum.
 
     python benchmarks/rule_costs.py [--vocab 128000] [--model reasoner-0.3B]
 
-Medians over rounds, one thread. `law`: logits to probabilities for one row, as temperature, top-k
-and top-p ask. `walk`: a tree of 64 nodes whose laws are there, four children per node, each q of
-ten tokens; a walk ends with a draw from a whole row. `rules`: drafts of an unlike model with a
-dense q, beside one pass of `--model` for one sequence. `optimum`: of `bench.optimum`. Microseconds
-unless said otherwise.
+Medians over rounds, one thread, microseconds unless stated otherwise.
+
+law:     logits to probabilities for one row, by temperature, top-k and top-p
+walk:    a tree of 64 nodes with known distributions: four children per node, each q with ten
+         tokens; a walk ends with a draw from a whole row
+rules:   drafts of a different model with a dense q, compared with one pass of --model for one
+         sequence
+optimum: `bench.optimum`
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from time import perf_counter
@@ -125,7 +127,7 @@ def walk_table(vocab: int, rounds: int) -> None:
     row("laws given", f"{microseconds(walk, rounds):.1f}")
     row("no tree: one draw from a row", f"{microseconds(draw, rounds):.1f}")
     row("laws computed where they are looked at", f"{microseconds(whole, rounds):.0f}")
-    print(f"\nrows whose law was computed: {np.mean(visited):.2f} of {NODES + 1}\n")
+    print(f"\nrows with a computed distribution: {np.mean(visited):.2f} of {NODES + 1}\n")
 
 
 def dense_tree(draw: str, q: Proposal, dice: SeededDice) -> Tree:
@@ -200,9 +202,9 @@ def row(*cells: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--vocab", type=scripts.count, default=128_000)
-    parser.add_argument("--model", default="", help="whose pass rules are compared with")
+    parser.add_argument("--model", default="", help="model with the pass to compare with")
     parser.add_argument("--rounds", type=scripts.count, default=300)
     o = parser.parse_args()
     if o.vocab < LEAST or o.rounds < 4:

@@ -1,4 +1,4 @@
-"""What the scripts here share: types of their options, and how they end."""
+"""What the benchmark scripts share: types of options, and the exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NoReturn
 from forerun.cli._stdio import drop_output, end
 from forerun.errors import ForerunError, in_a_line
 
-SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
+SKIPPED = 77  # exit status: something needed is missing; `make bench` goes on
 
 
 def count(text: str) -> int:
@@ -49,26 +49,40 @@ def pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no pattern: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the description as it is, and the defaults of described options."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is False or action.default in (None, "", []):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the docstring of a script as its description."""
+    return argparse.ArgumentParser(description=doc, formatter_class=_Help)
 
 
 def skip(why: str) -> NoReturn:
-    """Ends a script that lacks what it needs."""
+    """Ends a script that cannot run here."""
     sys.exit(end(f"skipped: {why}", SKIPPED))
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Runs a script and ends the process with its status.
 
-    2 and a line for what its user can mend, that of a command which failed and said why, 130 and a
-    line for Ctrl-C, 141 where nobody reads the output.
+    2: an error that the user can fix, with one line; 130: Ctrl-C; 141: the reader of the output has
+    closed the pipe; otherwise the status of a command that failed.
     """
     try:
         status = main()
         sys.stdout.flush()
     except KeyboardInterrupt:
         status = end("interrupted", 130)
-    except BrokenPipeError:  # the reader has gone, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, like `head`
         drop_output()
         status = 141
     except CalledProcessError as error:
@@ -79,7 +93,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _of_command(code: int) -> int:
-    """Tells how a command ended; as a shell, 128 and more for a signal, and never SKIPPED."""
+    """Prints how a command ended; returns its status, 128 + n for signal n, and never SKIPPED."""
     how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
     status = 128 - code if code < 0 else 1 if code == SKIPPED else code
     return end(f"error: a command ended {how}", status)

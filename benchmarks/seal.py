@@ -1,14 +1,14 @@
-"""SEAL beside BM25 on passages of a real book: accuracy@k, R-precision, and what was generated.
+"""SEAL compared with BM25 on passages of a book: accuracy@k, R-precision, generated n-grams.
 
     python benchmarks/seal.py [--out FOLDER] [--book FILE[.gz]] [--minutes 10] [--questions 100]
 
-Splits a book into passages, trains the generator in FOLDER (goes on where it stopped; --minutes 0:
-only evaluates; without FOLDER nothing is kept), and asks questions about passages whose questions
-were not trained on, by the rules of `forerun/retrieval/books.py`: clozes of a sentence of the
-passage, and sentences taken out of it. Relevant for accuracy is the passage, for R-precision all
-passages of its chapter. Intervals: 95 %, by resampling questions. SEAL's rows are one generation,
-ranked three ways; "own n-grams off" drops the query's word n-grams, "free" also the constraint, and
-n-grams that do not occur with it.
+Splits a book into passages and trains the generator in FOLDER (an interrupted training continues;
+--minutes 0 only evaluates; without FOLDER nothing is kept). Questions are clozes of a sentence of
+the passage, and sentences taken out of it (`forerun/retrieval/books.py`); they were not trained on.
+Relevant for accuracy is the passage, for R-precision all passages of its chapter. Intervals: 95 %,
+by resampling questions. SEAL's rows are one generation, ranked in three ways. "own n-grams off"
+drops the query's word n-grams. "free" also drops the constraint, and then the n-grams that do not
+occur.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def show(seal: Seal, question: Question, said: Generated | None) -> None:
 
 def main() -> None:
     here = Path(__file__).parents[2] / "shared" / "data" / "corpora" / "sherlock.txt.gz"
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder; without it nothing is kept")
+    parser = scripts.parser(__doc__)
+    parser.add_argument("--out", type=Path, help="folder of the generator; default: temporary")
     parser.add_argument("--book", type=Path, default=here)
     parser.add_argument("--minutes", type=scripts.measure, default=10.0)
     parser.add_argument(
-        "--questions", type=scripts.count, default=100, help="of each kind, at most"
+        "--questions", type=scripts.count, default=100, help="maximum questions of each kind"
     )
     options = parser.parse_args()
     if find_spec("bm25s") is None:

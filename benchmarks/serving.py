@@ -1,19 +1,20 @@
-"""Servers under concurrent streaming clients: throughput, time to first token, gaps between chunks.
+"""Servers under concurrent streaming clients: throughput, time to first token, gaps.
 
-    python benchmarks/serving.py                              # ours, started here
-    python benchmarks/serving.py --vllm .peers                # beside vLLM's, started here, too
+    python benchmarks/serving.py                              # forerun's server
+    python benchmarks/serving.py --vllm .peers                # compared with vLLM's server
     python benchmarks/serving.py --url other=http://127.0.0.1:8001/v1 --model other=reasoner
     python benchmarks/serving.py --clients 1 4 16 64 --rounds 4 --out serving.json
-    python benchmarks/serving.py --soak 600 --clients 16      # and is memory flat?
+    python benchmarks/serving.py --soak 600 --clients 16      # is memory flat?
 
-All servers stand side by side and take turns, A B then B A, at the same prompts of the reasoning
-task, so that a busy machine troubles them alike; who comes second finds the prompts of ours in its
-cache, so that rounds should be even in number. Ours is measured as `default` (requests that say
-nothing of speculation) and, in the same process, as `plain` (method none). --vllm takes the folder
-of `make peers`. Every client streams one request after the other. TTFT is
-from sending to the first text; a gap is the time between two chunks with text of one stream; ITL is
-(last - first) / (tokens - 1) of a stream, which does not depend on how tokens are put into chunks.
-A request that brings no end, no usage or an error counts as lost, and the exit status is then 1.
+All servers run at the same time and take turns, A B then B A, on the same prompts of the reasoning
+task, so that a busy machine disturbs them alike. Use an even number of rounds: the second
+contestant finds the prompts in our server's cache. Our server is measured as `default` (requests
+without `speculation`) and, in the same process, as `plain` (method none). Every client streams one
+request after the other.
+
+TTFT is the time from sending to the first text. A gap is the time between two chunks with text of
+one stream. ITL is (last - first) / (tokens - 1) of a stream, whatever the chunks. A request without
+an end, without usage or with an error is lost, and the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Side:
     url: str
     model: str
     extra: dict[str, Any] = field(default_factory=dict)
-    pid: int | None = None  # whose memory is watched
+    pid: int | None = None  # the process to watch in a soak
 
 
 @dataclass
@@ -296,7 +297,9 @@ def vllm(peers: Path, model: str, max_seqs: int) -> Iterator[list[Side]]:
     call += ["--model", embedded(model), "--served-model-name", "model", "--port", port]
     call += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--max-num-seqs", str(max_seqs)]
     env = environment(0, env_of(peers, "vllm") | {"VLLM_CPU_KVCACHE_SPACE": "2"})
-    env.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # a server runs its engine beside it
+    env.pop(
+        "VLLM_ENABLE_V1_MULTIPROCESSING", None
+    )  # a server runs its engine in a process of its own
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(call, env=env, stdout=said, stderr=said)
@@ -332,24 +335,28 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ours", default="reasoner", help="model that our server runs")
+    parser = scripts.parser(__doc__)
+    parser.add_argument("--ours", default="reasoner", help="model of our server")
     parser.add_argument(
         "--url", type=pair, action="append", default=[], help="NAME=URL of another server"
     )
     parser.add_argument(
-        "--model", type=pair, action="append", default=[], help="NAME=MODEL that it serves"
+        "--model", type=pair, action="append", default=[], help="NAME=MODEL of that server"
     )
-    parser.add_argument("--vllm", type=Path, help="folder of `make peers`: vLLM's server, too")
+    parser.add_argument(
+        "--vllm", type=Path, help="folder of `make peers`: also measure vLLM's server"
+    )
     parser.add_argument("--clients", type=scripts.count, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--requests", type=scripts.count, default=32, help="of one turn, at least")
+    parser.add_argument(
+        "--requests", type=scripts.count, default=32, help="minimum requests per turn"
+    )
     parser.add_argument("--rounds", type=scripts.count, default=2)
     parser.add_argument("--max-tokens", type=scripts.count, default=200)
     parser.add_argument(
         "--soak",
         type=scripts.measure,
         default=0.0,
-        help="looks at the memory, a second apart; ours only",
+        help="number of memory readings, a second apart; our server only",
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

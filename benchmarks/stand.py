@@ -1,23 +1,26 @@
-"""STAND on held-out problems: its parts one by one, the paper's table, accuracy. Resumable.
+"""STAND on held-out problems: ablations, the paper's table, accuracy. Can be resumed.
 
     python benchmarks/stand.py [--problems 20] [--out stand.jsonl]  # ablations, tau only
     python benchmarks/stand.py --mode table --size 0.3B --out table.jsonl
     python benchmarks/stand.py --mode table --model FOLDER --task story:characters=200 --out t.jsonl
     python benchmarks/stand.py --accuracy 200 --out accuracy.jsonl
 
-Methods take turns on every problem, in reversed order on every other one, each from an empty cache.
-One run is one line of --out (JSON); the same command goes on where it ended, and prints Markdown.
+Methods take turns on every problem, in reversed order on every second one, each from an empty
+cache. One run is one JSON line of --out. The same command continues an interrupted run and prints
+Markdown.
+
 ablation: 8 trajectories, trees of --nodes nodes; tau with the ratio to the first row and its 95 %
-interval (bootstrap over problems). table: tokens/s over plain decoding in the same way, tau in
-brackets; trajectories 4 and 8 of the sequential way are the first ones of 16. DVTS: steps are lines
-scored by a checker of arithmetic; sentences scored by likelihood where texts state no answer.
-accuracy: plain against STAND, single samples and majority of 16. What outlives a prompt (scope
-tenant) starts from nothing when a run is resumed.
+          interval (bootstrap over problems)
+table:    tokens per second over plain decoding in the same way, tau in brackets; trajectories 4 and
+          8 are the first ones of 16. DVTS: steps are lines, scored by an arithmetic checker, or
+          sentences scored by likelihood where texts state no answer
+accuracy: plain decoding and STAND, single samples and majority of 16
+
+Memories that outlive a prompt (scope tenant) start empty when a run is resumed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -288,8 +291,8 @@ def show_ablations(records: list[dict[str, Any]], methods: dict[str, str]) -> No
         rows = [*mine.values()]
         parts = [tau(rows, slice(*at)) for at in ((None,), (0, 1), (1, 4), (4, 8))]
         cells = [method, *(f"{value:.2f}" for value in parts)]
-        told = f"{_tau_ratio(pairs):.3f}{interval(pairs, _tau_ratio, 3)}"
-        print(f"| {' | '.join(cells)} | {told} |")
+        ratio = f"{_tau_ratio(pairs):.3f}{interval(pairs, _tau_ratio, 3)}"
+        print(f"| {' | '.join(cells)} | {ratio} |")
 
 
 def _tau_ratio(pairs: list[tuple]) -> float:
@@ -359,14 +362,17 @@ SHOW = {"ablation": show_ablations, "table": show_table, "accuracy": show_accura
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--mode", choices=["ablation", "table"], default="ablation")
     parser.add_argument(
-        "--accuracy", type=scripts.count, metavar="PROBLEMS", help="of this many problems"
+        "--accuracy",
+        type=scripts.count,
+        metavar="PROBLEMS",
+        help="measure accuracy on this many problems",
     )
     parser.add_argument("--problems", type=scripts.count, default=20)
     parser.add_argument(
-        "--first", type=scripts.number, default=0, help="number of the first problem"
+        "--first", type=scripts.number, default=0, help="index of the first problem"
     )
     parser.add_argument("--methods", help="only these rows, joined by ;")
     parser.add_argument("--model", default="reasoner")
@@ -375,10 +381,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
     parser.add_argument("--temperature", type=scripts.measure, default=0.6)
-    parser.add_argument("--tokens", type=scripts.count, default=512, help="longest trajectory")
-    parser.add_argument("--nodes", type=scripts.number, help="0: as the controller decides")
+    parser.add_argument(
+        "--tokens", type=scripts.count, default=512, help="maximum tokens of a trajectory"
+    )
+    parser.add_argument(
+        "--nodes", type=scripts.number, help="nodes per draft; 0: the controller decides"
+    )
     parser.add_argument("--seed", type=scripts.number, default=0)
-    parser.add_argument("--out", type=Path, help="file; without it nothing is kept")
+    parser.add_argument("--out", type=Path, help="file of the runs; default: none")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     mode = "accuracy" if given.accuracy else given.mode

@@ -1,20 +1,20 @@
-"""n-gram style control, swept over lambda: what it does to the style, to the model and to the text.
+"""n-gram style control over a range of lambda: effect on style, model and text.
 
     python benchmarks/style.py [--data-dir ../shared/data] [--tokens 96] [--plot FOLDER]
 
-The model is stories260K (260 thousand parameters, trained on children's stories); the styles are
-Don Quixote, Shakespeare's plays and Python code. Twenty prompts of four kinds are continued under
+The model is stories260K (260 thousand parameters, trained on children's stories). The styles are
+Don Quixote, Shakespeare's plays and Python code. Twenty prompts of four kinds are continued with
 both forms and every lambda, greedily (or --temperature 1 --top-p 0.9). Printed for each:
 
-style     perplexity of what was written under the style's mixed 1-3-grams
-cv        its standard deviation over its mean, prompt by prompt
+style     perplexity of the written text under the style's mixed 1-3-grams
+cv        its standard deviation over its mean, over prompts
 base      perplexity under the plain model
-JSD       divergence of the shaped law from the plain one, bits, mean over steps
+JSD       divergence of the shaped distribution from the plain one, bits, mean over steps
 words     share of written words among the 5000 most frequent of the style
 bigrams   share of written token pairs that occur in the style; trigrams the same
-repeated  share of written 4-grams that the same text had before: loops make all else look good
+repeated  share of written 4-grams that occurred earlier in the same text; loops improve all others
 
---plot writes a picture for each style. The first line of each table is plain decoding.
+--plot draws a picture for each style. The first line of each table is plain decoding.
 """
 
 from __future__ import annotations
@@ -243,15 +243,18 @@ def _text(x: float, y: float, words: str, colour: str = "#1f2328") -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     parser.add_argument("--tokens", type=scripts.count, default=96)
     parser.add_argument("--temperature", type=scripts.measure, default=0.0)
     parser.add_argument("--top-p", type=scripts.measure, default=1.0)
     parser.add_argument(
-        "--only", type=scripts.pattern, default="", help="styles whose name matches this pattern"
+        "--only",
+        type=scripts.pattern,
+        default="",
+        help="only styles that match this regular expression",
     )
-    parser.add_argument("--plot", type=Path, help="folder for a picture of each style")
+    parser.add_argument("--plot", type=Path, help="folder for pictures")
     how = parser.parse_args()
     chosen = {name: file for name, file in CORPORA.items() if how.only.search(name)}
     for name in (*MODEL, *chosen.values()):

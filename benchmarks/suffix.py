@@ -1,16 +1,15 @@
-"""Costs of the copying drafters `suffix` and `sam`: drafting, following a step, growing, evicting.
+"""Costs of the drafters `suffix` and `sam`: drafting, observing a step, growing, evicting.
 
     python benchmarks/suffix.py [--tokens 1000000] [--vocab 128000] [--budget-mb 4096]
 
-A shared memory is filled with responses of 1000 tokens, then a sequence goes on in its style. Two
-styles: "phrases", a mixture of repeated phrases and fresh words (long matches, few branches), and
+A shared memory is filled with responses of 1000 tokens. Then a sequence continues in its style. Two
+styles: "phrases", repeated phrases mixed with new words (long matches, few branches), and
 "branches", each word followed by one of four (short matches, many branches). With a small budget
-the filling includes what eviction costs. Nothing is asserted.
+the time of filling includes eviction.
 """
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Callable, Iterator
 from time import perf_counter
@@ -124,9 +123,9 @@ def show(what: str, seconds: np.ndarray) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument(
-        "--tokens", type=scripts.count, default=1_000_000, help="of the shared memory"
+        "--tokens", type=scripts.count, default=1_000_000, help="tokens of the shared memory"
     )
     parser.add_argument("--vocab", type=scripts.count, default=128_000)
     parser.add_argument("--budget-mb", type=scripts.measure, default=4096)

@@ -1,21 +1,21 @@
-"""Superposed Decoding beside nucleus sampling, greedy decoding and beam search.
+"""Superposed Decoding compared with nucleus sampling, greedy decoding and beam search.
 
     python benchmarks/superposed.py [--prompts 200] [--k 3] [--tokens 10] [--model FOLDER]
 
-The embedded reasoner (or a model that was inflated from it: --model) continues beginnings of
-held-out problems and solutions; the n-grams, 2 to 6 tokens, were counted in problems of the
-training split. Printed for each way of making k drafts:
+The embedded reasoner (or with --model one padded from it) continues beginnings of held-out problems
+and solutions. The n-grams, 2 to 6 tokens, were counted in problems of the training split. Printed
+for each way of making k drafts:
 
-passes    of the model per prompt, the prompt's counted
+passes    of the model per prompt, with the prompt's
 ms, least per prompt, median and minimum: k runs one after another, or k at once ("batch")
 mean, best perplexity of the drafts under the plain model (the coherence proxy): all, and the best
 n-gram    perplexity under the mixed 1-6-grams of the training split
 distinct  share of drafts that differ from all others of their prompt
-known     share of written 4-grams that the training split has
+known     share of written 4-grams that occur in the training split
 
 Superposed rows: as published; a = 0 without n-grams; a = 1 by n-grams alone. `law` is the distance
-(total variation) of the superposed answer from the weighted mean of the drafts' own laws, by step:
-what the method takes for 0.
+(total variation) of the superposed answer from the weighted mean of the drafts' own distributions,
+by step; the method assumes 0.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def distances(setup: Setup, num: int) -> list[list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--model", default="reasoner")
     parser.add_argument("--prompts", type=scripts.count, default=200)
     parser.add_argument(

@@ -1,8 +1,8 @@
-"""Time of a pass by its tree, instruction set and context, beside the machine's read limit.
+"""Time of a pass by tree, instruction set and context, compared with the read limit.
 
-Example: python benchmarks/tree_pass.py --params 300M --contexts 256 8192 --nodes 12 16 32
+    python benchmarks/tree_pass.py --params 300M --contexts 256 8192 --nodes 12 16 32
 
-One interleaved run on a random llama checkpoint: every round reads memory, then times a pass of one
+One interleaved run on a random llama checkpoint. Every round reads memory, then times a pass of one
 row and of trees on every instruction set. A long context is not computed: its cells are filled with
 random numbers. The limit of a pass is the time of reading its weights and its keys and values once.
 """
@@ -33,7 +33,7 @@ from forerun.runner.native.decoder import NativeDecoder
 
 
 def sequence(runner: ModelRunner, context: int) -> Sequence:
-    """A sequence whose cells but the last are there, random."""
+    """A sequence with random KV cells for all tokens but the last."""
     tokens = np.random.default_rng(0).integers(3, runner.vocab_size, context).tolist()
     seq = Sequence(tokens, context, Sampling(), SeededDice(0), limit=context + 99)
     slot = runner.cache.sync(seq)
@@ -84,9 +84,11 @@ def rounds(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--params", choices=SIZES, default="300M")
-    parser.add_argument("--checkpoint", type=Path, help="folder that keeps the checkpoint")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="folder for the checkpoint; default: temporary"
+    )
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
     parser.add_argument("--contexts", type=scripts.count, nargs="+", default=[256])

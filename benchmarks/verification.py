@@ -1,21 +1,22 @@
-"""Rules against draws on the embedded pair: acceptance, its expectation, tokens per pass.
+"""Verifiers and growers on the embedded pair: acceptance, its expectation, tau.
 
     python benchmarks/verification.py [--tables position chain rules length budget] [--problems 8]
 
-`position`: what every rule accepts of k candidates for one position, from the laws p and q alone
-and on the same positions for all of them, so that orderings show without noise. `chain`: tokens
-per pass of chains under each rule, on the same chains for all of them.
-`rules`: every rule on every kind of draft. Acceptance is that of a position: of all visited nodes
-that had drafts, how many went on to one of them. Expected is the same from the laws p and q at
-those nodes, by the closed form of the rule (averaged over drawn candidates for draws without
-replacement, and over drafted chains for chains), so the two must agree within the error given.
-`length` and `budget` are the comparisons of the RSD paper: equal draft depth, and equal number of
-tokens for the target to judge, there with the best of a few shapes. Counts only, no times.
+position: what every rule accepts of k candidates for one position, computed from p and q alone on
+          the same positions, so the order of the rules shows without noise
+chain:    tokens per pass of chains under each rule, on the same chains
+rules:    every rule on every kind of draft
+length, budget: the comparisons of the RSD paper: equal draft depth, and equal number of tokens to
+          verify, the latter with the best of a few shapes
+
+Acceptance: of all visited nodes with drafts, the share that went on to one of them. Expected: the
+same from p and q at those nodes, by the closed form of the rule (averaged over drawn candidates for
+draws without replacement, and over drafted chains for chains). The two must agree within the stated
+error. Counts only, no times.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class Count:
 
     @property
     def distance(self) -> float:
-        """Of acceptance from expectation, in standard errors; 0 where one of them is not told."""
+        """Distance of acceptance from expectation in standard errors; 0 if one is unknown."""
         if self.acceptance is None or self.expectation is None or not self.error:
             return 0.0
         return abs(self.acceptance - self.expectation) / self.error
@@ -397,13 +398,13 @@ TABLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--tables", nargs="+", default=[*TABLES], choices=[*TABLES])
     parser.add_argument("--temperatures", nargs="+", type=scripts.measure, default=[0.6, 1.0])
     parser.add_argument("--problems", type=scripts.count, default=8)
     parser.add_argument("--samples", type=scripts.count, default=4)
     parser.add_argument(
-        "--length", type=scripts.count, default=128, help="most new tokens per sample"
+        "--length", type=scripts.count, default=128, help="maximum new tokens per sample"
     )
     options = parser.parse_args()
     pair = Pair(options.problems, options.samples, options.length)

@@ -1,15 +1,16 @@
-"""Our drafters inside vLLM on a CPU against its own: best of n on held-out problems, in turns.
+"""forerun's drafters inside vLLM on a CPU, compared with vLLM's own: best of n in turns.
 
     make peers
     python benchmarks/vllm_plugin.py [--size 0.1B] [--problems 3] [--n 8] [--ways sequential batch]
 
-Runs in forerun's own environment and asks vLLM in the peers' (--peers). Every mode is an engine of
-vLLM with its defaults (--eager: without its compiler); all take turns at every problem, in reversed
-order on every other one, each from an empty cache. MODE is NAME[:plain][=K]: the plain form learns
-from tokens, and K (else 5) tokens are drafted at most. Prints, as Markdown, tokens per second, the
-ratio to vLLM without drafts (geometric mean over problems) by the clock and by processor time of
-the engine's process, which other work on the machine distorts less, tau = tokens per pass of a
-sequence, and accepted drafts; --out keeps all runs.
+Runs in forerun's environment; vLLM runs in that of the peers (--peers). Every mode is a vLLM engine
+with its defaults (--eager: without its compiler). All modes take turns on every problem, every
+second time in reversed order, each from an empty cache. A mode is NAME[:plain][=K]: `plain` learns
+from tokens only, K (default 5) is the longest draft.
+
+Prints Markdown: tokens per second; the ratio to vLLM without drafts (geometric mean over problems)
+by wall time and by processor time of the engine, which other work on the machine distorts less;
+tau, the tokens per pass of a sequence; accepted drafts. --out keeps all runs.
 """
 
 from __future__ import annotations
@@ -80,12 +81,12 @@ def runs(options: argparse.Namespace, model: Path) -> Iterator[dict[str, Any]]:
             fields = {"prompt": prompt, "sampling": law | {"seeds": seeds}, "batch": way == "batch"}
             for mode in options.modes if number % 2 == 0 else options.modes[::-1]:
                 name = mode.partition("=")[0]
-                told = found[mode].request("run", PATIENCE, mode=name, **fields)
+                answer = found[mode].request("run", PATIENCE, mode=name, **fields)
                 if number >= 0:
-                    tokens = sum(len(sample["tokens"]) for sample in told["samples"])
+                    tokens = sum(len(sample["tokens"]) for sample in answer["samples"])
                     what = {"way": way, "mode": mode, "problem": options.first + number}
-                    measured = {"seconds": told["seconds"], "tokens": tokens}
-                    yield what | measured | told["counts"]
+                    measured = {"seconds": answer["seconds"], "tokens": tokens}
+                    yield what | measured | answer["counts"]
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -117,23 +118,27 @@ def over(own: list[dict[str, Any]], plain: dict[int, dict[str, Any]], clock: str
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = scripts.parser(__doc__)
     parser.add_argument("--model", type=Path, default=Path(embedded("reasoner")))
-    parser.add_argument("--size", default="", help="0.1B, ...: the reasoner inflated, as the model")
+    parser.add_argument(
+        "--size", default="", help="use the reasoner padded to this size, e.g. 0.1B"
+    )
     parser.add_argument("--peers", type=Path, default=DEFAULT_FOLDER)
     parser.add_argument("--modes", nargs="+", default=[*MODES])
     parser.add_argument("--problems", type=scripts.count, default=3)
-    parser.add_argument("--first", type=scripts.number, default=0, help="first problem")
+    parser.add_argument(
+        "--first", type=scripts.number, default=0, help="index of the first problem"
+    )
     parser.add_argument("--n", type=scripts.count, default=8)
     ways = ("sequential", "batch")
     parser.add_argument("--ways", nargs="+", choices=ways, default=[*ways])
     parser.add_argument(
-        "--longest", type=scripts.count, default=300, help="tokens of a sample at most"
+        "--longest", type=scripts.count, default=300, help="maximum tokens of a sample"
     )
     parser.add_argument("--temperature", type=scripts.measure, default=0.6)
     parser.add_argument("--threads", type=scripts.count, default=2)
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--out", type=Path, help="file to append every run to")
+    parser.add_argument("--out", type=Path, help="file to append the runs to")
     options = parser.parse_args()
     extra = "arctic-inference" if any("arctic" in mode for mode in options.modes) else ""
     if lacks := problem(options.peers, "vllm", extra):

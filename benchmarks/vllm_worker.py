@@ -1,4 +1,4 @@
-"""One engine of vLLM with a drafter of its own or of ours, served to benchmarks/vllm_plugin.py.
+"""One vLLM engine with its own drafter or one of forerun's, for benchmarks/vllm_plugin.py.
 
 Runs in vLLM's environment under forerun.bench.peers.workers.serve, with forerun on PYTHONPATH.
 """
@@ -60,8 +60,8 @@ class Worker(peer.Worker):
             raise ValueError(f"{mode} runs in the other form; set VLLM_PLUGINS")
         if options.get("planted"):
             drafter = self._drafter()
-            told = drafter.draft_probs
-            drafter.draft_probs = lambda: sharper(told())
+            probs = drafter.draft_probs
+            drafter.draft_probs = lambda: sharper(probs())
 
     def reset(self, mode: str, **fields: Any) -> None:
         """Empties what earlier prompts left."""

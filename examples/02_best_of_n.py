@@ -7,23 +7,28 @@ pass) grows. In one batch (batch=16) there is little to draft from; passes of th
 then so cheap that the default controller drafts nothing.
 """
 
-import sys
+import argparse
 from collections import Counter
 
 import forerun
 from forerun.tasks.reasoning import ReasoningTask, read_answer
 
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("n", type=int, nargs="?", default=16, help="samples of each drafter")
 try:
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
-    law = forerun.Sampling(n=n, temperature=0.6, max_new_tokens=400, seed=1)
-except ValueError as error:  # ConfigError is a ValueError
-    sys.exit(f"error: {error}; give a number of samples")
+    sampling = forerun.Sampling(
+        n=parser.parse_args().n, temperature=0.6, max_new_tokens=400, seed=1
+    )
+except forerun.ForerunError as error:
+    parser.error(str(error))
 problem = ReasoningTask("heldout").example(7)
 model = forerun.load()
 model.generate(problem.prompt, max_new_tokens=8, drafter="stand")  # warm-up: loads kernels
 
 for drafter in ("none", "stand"):
-    (result,) = model.generate(problem.prompt, law, drafter=drafter, controller="fixed", batch=1)
+    (result,) = model.generate(
+        problem.prompt, sampling, drafter=drafter, controller="fixed", batch=1
+    )
     votes = Counter(read_answer(sample.text) for sample in result.samples)
     taus = [f"{sample.stats.tau:.1f}" for sample in result.samples]
     print(f"{drafter:6} {result.stats.tokens_per_second:6.0f} tokens/s")

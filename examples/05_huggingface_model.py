@@ -5,6 +5,7 @@
 The default is the embedded reasoner, which is an ordinary Hugging Face checkpoint.
 """
 
+import argparse
 import sys
 import time
 
@@ -14,9 +15,11 @@ import forerun
 from forerun.assets import embedded
 from forerun.tasks.reasoning import ReasoningTask
 
-path = sys.argv[1] if len(sys.argv) > 1 else embedded("reasoner")
-prompt = sys.argv[2] if len(sys.argv) > 2 else ReasoningTask("heldout").example(2).prompt
-length = 100
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("path", nargs="?", default=embedded("reasoner"), help="folder or hub id")
+parser.add_argument("prompt", nargs="?", default=ReasoningTask("heldout").example(2).prompt)
+given = parser.parse_args()
+path, prompt, length = given.path, given.prompt, 100
 
 try:
     model = forerun.load(path, dtype="fp32")

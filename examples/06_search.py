@@ -3,6 +3,7 @@
 python examples/06_search.py [n]
 """
 
+import argparse
 import sys
 
 import forerun
@@ -12,10 +13,9 @@ from forerun.search.dvts import dvts
 from forerun.search.step_beam import step_beam
 from forerun.tasks.reasoning import ReasoningTask
 
-try:
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
-except ValueError as error:
-    sys.exit(f"error: {error}; give a number of samples")
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("n", type=int, nargs="?", default=16, help="samples of each search")
+n = parser.parse_args().n
 problem = ReasoningTask("heldout").example(3)
 model = forerun.load()
 common = {"n": n, "temperature": 0.6, "max_new_tokens": 400, "seed": 1}

@@ -74,7 +74,7 @@ class Report:
         most: float | None = None,
         note: str = "",
     ) -> Row:
-        """Writes a row whose goal is one of speed."""
+        """Writes a row with a goal of speed."""
         goal = {"least": least, "most": most} if self.is_timed else {}
         return self.add(name, value, unit, note=note, **goal)
 

@@ -49,7 +49,7 @@ def test_options_are_read(scripts: ModuleType, kind: str, text: str, found: Any)
             ("measure", text, f"expected a number not below 0, got '{text}'")
             for text in ("-1", "nan", "inf", "x")
         ),
-        ("pattern", "(", r"'\(' is no pattern: missing \)"),
+        ("pattern", "(", r"'\(' is not a regular expression: missing \)"),
     ],
 )
 def test_options_are_refused(scripts: ModuleType, kind: str, text: str, said: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
+
+from forerun.utils.jit import compiled
 
 if TYPE_CHECKING:
     from forerun.controllers._acceptance import Acceptance
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 PRIOR_TRIALS = 4.0  # trials that the prior of a node counts for
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def node_estimates(
     counts: np.ndarray, weight: float, first: float, below: float, found: np.ndarray
 ) -> None:
@@ -68,7 +69,7 @@ def best_sizes(
     return sizes.tolist(), per_row, speed
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def choose(
     estimates: np.ndarray,
     prices: np.ndarray,
@@ -123,7 +124,7 @@ def choose(
     return sizes, more / max(best_rows - firsts, 1.0), best_speed
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pass(num: float, rows: np.ndarray, seconds: np.ndarray) -> float:
     """`Cost.at`: seconds of a pass over `num` rows."""
     at = 1

@@ -11,12 +11,12 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from forerun.core.tree import Resume
 from forerun.runner.slots import PartialPass, Slot
 from forerun.runner.span import Span
+from forerun.utils.jit import compiled
 
 NO_NODES = np.zeros(0, dtype=np.int32)
 FIELDS = 6  # of a span in the kernels: slot, base, stop, rows, first row, address of sees
@@ -169,7 +169,7 @@ def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, width: int
     return Packed(numbers, sees, logits, *found)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pack(
     given: np.ndarray,
     num_rows: int,
@@ -220,7 +220,7 @@ def pack(
     return (numbers.ctypes.data, logits.ctypes.data), top, wrong
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lay_out(base: int, num: int, parents: np.ndarray, places: np.ndarray, sees: np.ndarray) -> None:
     """Positions int64 [c] of the cells from `base` on, and their visibility, bool [c, c].
 

@@ -12,9 +12,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from forerun.utils.jit import copy, kernel
+from forerun.utils.jit import compiled, copy, kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -174,7 +173,7 @@ def look_up(
     return write_q(fallback, -1 - place, clock, temper, ids, probs, at) if place else 0, level
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def learn(
     arrays: Arrays,
     lengths: np.ndarray,

@@ -125,7 +125,12 @@ def find_longest(
 def write_q(
     table: Table, slot: int, clock: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
 ) -> int:
-    """Writes q of a slot to ids[at:], probs[at:], and its use time; returns the size, never 0."""
+    """Writes q of a slot to ids[at:], probs[at:], and its use time; returns the size.
+
+    The size is 0 only for a slot without probabilities, which learning never makes.
+    """
+    if not table.probs[slot, 0] >= TINY:
+        return 0
     table.stamps[slot] = clock
     most, total, read = table.ids.shape[1], 0.0, 0
     if 0 < temper.top_k < most:
@@ -216,8 +221,11 @@ def observe(
 ) -> int:
     """Averages one observation into the slot of a key; returns 1 if the key is new, else 0.
 
-    ids, probs [2 K]: scratch.
+    new_probs fall. An observation without a probability above 0 is ignored. ids, probs [2 K]:
+    scratch.
     """
+    if not new_probs[0] > 0.0:  # also NaN
+        return 0
     slot = find(table.keys, key)
     is_new = table.keys[slot] == EMPTY_KEY
     if is_new:
@@ -262,7 +270,7 @@ def average(
         size += 1
     old = size
     for j in range(len(new_ids)):
-        if new_probs[j] <= 0.0:
+        if not new_probs[j] > 0.0:
             break
         at = 0
         while at < old and ids[at] != new_ids[j]:

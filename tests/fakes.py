@@ -90,6 +90,27 @@ class NoRepeats(Shaper):
         return token != state
 
 
+class DeadEnd(Shaper):
+    """A constraint that forbids `token`, and every token after it."""
+
+    def __init__(self, token: int = 2) -> None:
+        self.token = token
+
+    def start(self, seq: Sequence) -> bool:
+        return False
+
+    def advance(self, state: bool, token: int) -> bool:
+        return state or token == self.token
+
+    def logits(self, state: bool, logits: np.ndarray) -> np.ndarray:
+        logits = logits.copy()
+        logits[slice(None) if state else self.token] = -np.inf
+        return logits
+
+    def allows(self, state: bool, token: int) -> bool:
+        return not state and token != self.token
+
+
 def sequence(
     prompt: Many[int], length: int, dice: Dice, sampling: Sampling | None = None, index: int = 0
 ) -> Sequence:
@@ -123,6 +144,8 @@ def exact_law(
             for shaper, state in zip(shapers, states, strict=True):
                 logits = logits if state is None else shaper.logits(state, logits)
             prob *= to_probs(logits, sampling)[token]
+            if prob == 0.0:
+                break
             states = advance(shapers, states, token)
             tokens.append(token)
         found[text] = prob

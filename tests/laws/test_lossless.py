@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from drafts import DRAFTERS, TREE, grown, made
-from fakes import FakeRunner, NoRepeats
+from fakes import DeadEnd, FakeRunner, NoRepeats
 from forerun import catalog, registry
 from forerun.constraints._penalties import Adjust
 from forerun.core.records import Plan
@@ -17,6 +17,7 @@ from harness import DRAFT, PROMPT, TARGET, Given, Request, check
 REQUESTS: dict[str, Request] = {
     "free": (Sampling(), tuple),
     "no repeats": (Sampling(), lambda: (NoRepeats(),)),
+    "dead end below a draft": (Sampling(), lambda: (DeadEnd(),)),
     "top-k 2": (Sampling(top_k=2), tuple),
     "temperature .5": (Sampling(temperature=0.5), tuple),
     "top-p .7": (Sampling(top_p=0.7), tuple),
@@ -32,7 +33,7 @@ REQUESTS: dict[str, Request] = {
         lambda: (Adjust(), NoRepeats()),
     ),
 }
-QUICK = {"no repeats", "top-k 2", "greedy"}  # few outcomes
+QUICK = {"no repeats", "dead end below a draft", "top-k 2", "greedy"}  # few outcomes
 
 
 HEAVY = {

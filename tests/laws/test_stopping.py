@@ -11,13 +11,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from drafts import DRAFTERS, Says
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
 from forerun.constraints._penalties import Adjust
 from forerun.controllers.fixed import Fixed
-from forerun.core.dice import Dice, EnumeratedDice
+from forerun.core.dice import Dice, EnumeratedDice, SeededDice
 from forerun.core.records import Step
+from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree import Tree
 from forerun.core.tree_template import grid
 from forerun.drafters.base import Grown
 from forerun.engine.engine import Engine
@@ -25,6 +28,7 @@ from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops, Stream
 from forerun.growers.chain import Chain
 from forerun.growers.gumbel import Gumbel
+from forerun.growers.iid import Iid
 
 TARGET, DRAFT = table_law(1), table_law(2)
 EOS, LENGTH = 2, 3
@@ -72,7 +76,15 @@ def expected(sampling: Sampling) -> dict[tuple[tuple[int, ...], str], float]:
     return found
 
 
-GROWERS: dict[str, Callable] = {"chain": Chain, "tree": lambda: Gumbel(template=grid(2, 1))}
+GROWN: dict[str, Callable] = {
+    "chain": Chain,
+    "tree": lambda: Gumbel(template=grid(2, 1)),
+    "i.i.d. tree": lambda: Iid(width=2),
+}
+MADE: dict[str, Callable] = {
+    **{name: (lambda make=make: Grown(TableSource(DRAFT), make())) for name, make in GROWN.items()},
+    "fixed tokens": lambda: Says((EOS, 0)),  # drafts below an end token
+}
 REQUESTS = {
     "end token": Sampling(),
     "end token ignored": Sampling(ignore_eos=True),
@@ -85,15 +97,15 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("grower", GROWERS)
+@pytest.mark.parametrize("drafter", MADE)
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_the_law_of_where_it_ends(request_: str, grower: str) -> None:
+def test_the_law_of_where_it_ends(request_: str, drafter: str) -> None:
     sampling = REQUESTS[request_]
 
     def program(dice: Dice) -> tuple[tuple[int, ...], str]:
         engine = Engine(
             FakeTarget(TARGET),
-            Grown(TableSource(DRAFT), GROWERS[grower]()),
+            MADE[drafter](),
             registry.make("verifier", "recursive"),
             Fixed(nodes=4, depth=2),
             stops=Stops((EOS,), Letters),
@@ -112,9 +124,59 @@ def test_the_law_of_where_it_ends(request_: str, grower: str) -> None:
     assert max(abs(found[k] - p) for k, p in law.items()) <= 1e-12
 
 
+class Asked(TableSource):
+    """Records the paths it was asked to extend."""
+
+    def __init__(self) -> None:
+        super().__init__(DRAFT)
+        self.paths: list[tuple[int, ...]] = []
+
+    def next(self, requests):
+        self.paths += [path for _, path in requests]
+        return super().next(requests)
+
+
+def trees_of(drafter: Drafter, sampling: Sampling) -> list[Tree]:
+    """The draft trees of twelve sequences, of up to 12 nodes and 4 levels."""
+    trees: list[Tree] = []
+    engine = Engine(
+        FakeTarget(TARGET),
+        drafter,
+        registry.make("verifier", "speculative"),
+        Fixed(nodes=12, depth=4),
+        stops=Stops((EOS,)),
+        listeners=[lambda step: trees.extend(step.trees)],
+        max_seqs=4,
+    )
+    run_all(engine, [sequence([0, 1], 30, SeededDice(5, i), sampling, index=i) for i in range(12)])
+    return trees
+
+
+def below_ends(trees: list[Tree], ends: set[int]) -> int:
+    """Number of nodes below a node with an end token."""
+    return sum(not ends.isdisjoint(t.path(i)[:-1]) for t in trees for i in range(len(t)))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_no_draft_goes_on_behind_an_end_token(name: str) -> None:
+    for sampling in (Sampling(), Sampling(ignore_eos=True, stop_token_ids=(1,))):
+        trees = trees_of(DRAFTERS[name][0](), sampling)
+        assert below_ends(trees, {1} if sampling.ignore_eos else {EOS}) == 0
+
+
+def test_drafts_go_on_behind_an_end_token_that_is_ignored() -> None:
+    trees = trees_of(Says((EOS, 0, 1)), Sampling(ignore_eos=True))
+    assert below_ends(trees, {EOS}) > 20
+
+
+def test_the_draft_model_is_not_asked_behind_an_end_token() -> None:
+    source = Asked()
+    trees_of(Grown(source, Chain()), Sampling())
+    assert len(source.paths) > 10 and all(EOS not in path for path in source.paths)
+
+
 def test_logprobs_are_the_targets_own_whatever_is_drafted() -> None:
     """Equal to -log of the unshaped law at each position, with penalties, truncation, drafts on."""
-    from forerun.core.dice import SeededDice
     from forerun.engine.generation import record_logprobs
 
     sampling = Sampling(temperature=0.5, top_k=2, frequency_penalty=0.7, logprobs=2)
@@ -140,8 +202,6 @@ def test_logprobs_are_the_targets_own_whatever_is_drafted() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_a_seed_means_the_same_samples_whatever_shares_the_batch(batch: int) -> None:
-    from forerun.core.dice import SeededDice
-
     def generate(indices: list[int], batch: int) -> dict[int, tuple[int, ...]]:
         engine = Engine(
             FakeTarget(TARGET),
@@ -159,8 +219,6 @@ def test_a_seed_means_the_same_samples_whatever_shares_the_batch(batch: int) -> 
 
 def test_listeners_see_each_position_once() -> None:
     """Every emitted token comes with the law that produced it, in order, exactly once."""
-    from forerun.core.dice import SeededDice
-
     seen: list[tuple[int, np.ndarray]] = []
 
     def listen(step: Step) -> None:

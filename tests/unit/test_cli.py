@@ -75,14 +75,13 @@ def test_kernels_are_ready_only_if_compiled_from_this_source(
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("kernels_of_a_test")
-    (tmp_path / "__pycache__" / "other.nbi").touch()  # somebody else's
+    (tmp_path / "__pycache__" / "other.nbi").touch()  # of another kernel
     assert not jit_cache.is_ready(module.twice)
     assert module.twice(2) == 4 and jit_cache.is_ready(module.twice)
-    (index,) = jit_cache.indices(module.twice)
     fresh = importlib.reload(module).twice
     assert not fresh.signatures and jit_cache.is_ready(fresh)
-    os.utime(file, (index.stat().st_mtime + 9,) * 2)
-    assert not jit_cache.is_ready(fresh)
+    file.write_text(code + "# another source\n")
+    assert not jit_cache.is_ready(importlib.reload(module).twice)
 
 
 def test_parts_in_use_are_warmed_up() -> None:
@@ -129,7 +128,7 @@ def test_every_failure_is_one_line_and_a_status(
 
     monkeypatch.setattr(options, "load", lambda *_, **__: fail())
     got, out, err = call("generate", *CAT, "--json")
-    lines = err.strip().splitlines()
+    lines = [line for line in err.strip().splitlines() if "compil" not in line]  # of a cold cache
     assert (got, out, len(lines)) == (status, "", 1) and said in lines[0]
 
 

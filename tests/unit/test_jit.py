@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,8 @@ from numba.core.registry import CPUDispatcher
 import forerun.ngrams
 from forerun.utils import jit_cache
 from forerun.utils.jit import fetch
+
+PYTHONPATH = os.pathsep.join(map(str, sys.path))
 
 
 def bare_kernels() -> list[CPUDispatcher]:
@@ -119,3 +123,60 @@ def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
     (line,) = said
     assert line.startswith(f"cannot save compiled kernels in {kernel.stats.cache_path}: No space")
     assert "NUMBA_CACHE_DIR" in line
+
+
+CALLEE = """
+from typing import NamedTuple
+import numpy as np
+from forerun.utils.jit import compiled
+
+FACTOR = {factor}
+TABLE = np.array([1, {entry}])
+
+class Pair(NamedTuple):
+    {fields}
+
+@compiled
+def scaled(x):
+    return {scale} * x
+"""
+CALLER = """
+from {0} import FACTOR, TABLE, Pair, scaled
+from forerun.utils.jit import compiled
+
+@compiled
+def run(pair, x):
+    return pair.first, scaled(x) * FACTOR + TABLE[1]
+
+def main():
+    return run(Pair(10, 20), 1)
+"""
+FORMS = {"factor": 1, "entry": 0, "fields": "first: int; second: int", "scale": 2}
+EDITS = {
+    "a kernel": ({"scale": 3}, (10, 3)),
+    "a constant": ({"factor": 5}, (10, 10)),
+    "an array": ({"entry": 7}, (10, 9)),
+    "fields of a named tuple": ({"fields": "second: int; first: int"}, (20, 2)),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_kernels_are_compiled_again_when_another_file_changes(tmp_path: Path, edit: str) -> None:
+    """Machine code holds what it takes from other files; Numba's own key is one file's hash."""
+    (tmp_path / "caller.py").write_text(CALLER.format("callee"))
+    changed, expected = EDITS[edit]
+    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": PYTHONPATH}
+    found = []
+    for form in (FORMS, FORMS, FORMS | changed):
+        (tmp_path / "callee.py").write_text(CALLEE.format(**form))
+        code = "import caller; print(caller.main(), len(caller.run.stats.cache_hits))"
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", code],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(done.stdout.strip())
+    assert found == ["(10, 2) 0", "(10, 2) 1", f"{expected} 0"]

@@ -6,7 +6,9 @@ import numba
 import numpy as np
 import pytest
 
+from forerun.core.records import Plan
 from forerun.core.tree import EMPTY, chain
+from forerun.core.tree_template import grid
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits import draft_template, kernels
 from forerun.ngrams.tables.logits import table as memory
@@ -353,6 +355,31 @@ def test_an_empty_memory_knows_nothing() -> None:
         np.zeros((0, 10), np.float32),
     )
     assert len(memory) == 0
+
+
+@pytest.mark.parametrize("empty", [0.0, np.nan, -np.inf])
+def test_a_law_without_any_token_is_never_learned(empty: float) -> None:
+    memory, known = LogitMemory(context=2), {5: 0.75, 6: 0.25}
+    memory.update([1, 2], list(known), list(known.values()))
+    memory.update([1, 2], [3, 4], [empty, empty])
+    laws = np.full((3, 20), empty, np.float32)
+    laws[1, 7] = 1.0
+    memory.follow([1, 2, 3, 4], 2, laws)
+    assert as_dict(memory, [1, 2]) == known and as_dict(memory, [1, 2, 3]) == {7: 1.0}
+    assert memory.lookup([2, 3, 4]) is None and len(memory) == 4  # [1 2], [2], [2 3], [3]
+
+
+@pytest.mark.parametrize("temper", [Temper(), Temper(power=1.5, top_p=0.9, min_p=0.1)])
+def test_a_slot_without_probabilities_drafts_nothing(temper: Temper) -> None:
+    memory = LogitMemory(context=1)
+    for token in range(4):
+        memory.update([token], [(token + 1) % 4], [1.0])
+    memory.table.probs[:] = 0.0
+    uniforms = np.random.default_rng(0).random(200)
+    assert memory.lookup([1], temper) is None
+    for drawn in (None, uniforms):
+        assert len(memory.draft([1], grid(2, 2).first(6), 2, temper, drawn)[0]) == 0
+        assert len(memory.grow([1], Plan(nodes=8), temper, drawn)[0]) == 0
 
 
 def test_kernels_are_warmed_up_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.core.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder, chain
+from forerun.core.tree import EMPTY, IID, POINT, SWOR, Proposal, Resume, Tree, TreeBuilder, chain
 
 
 @st.composite
@@ -138,3 +139,28 @@ def test_proposal_of_keeps_the_support_only():
     assert q.ids.tolist() == [1, 3]
     assert q.probs.tolist() == [0.25, 0.75]
     assert q.probs.dtype == np.float64
+
+
+def test_nodes_below_a_token_are_cut_with_everything_that_belongs_to_them() -> None:
+    q = Proposal(np.array([5, 7, 9], np.int32), np.array([0.5, 0.25, 0.25]))
+    builder = TreeBuilder()
+    for token, parent, law, drawn in [
+        (5, -1, SWOR, q),
+        (7, -1, SWOR, q),
+        (5, 0, POINT, None),  # below a 5
+        (9, 1, IID, q),
+        (7, 2, POINT, None),  # below a 5
+        (5, 3, POINT, None),
+    ]:
+        builder.add(token, parent, law, drawn)
+    tree = builder.build()
+    tree.cells = np.arange(6, dtype=np.int8)
+    tree.sources = tuple("abcdef")
+    tree.resume = Resume(1, torch.arange(5).reshape(5, 1))  # the root and nodes 0 to 3
+    cut = tree.without_nodes_below(frozenset({5}))
+    assert [cut.path(i) for i in range(len(cut))] == [[5], [7], [7, 9], [7, 9, 5]]
+    assert cut.laws.tolist() == [SWOR, SWOR, IID, POINT] and cut.sources == ("a", "b", "d", "f")
+    assert cut.cells is not None and cut.cells.tolist() == [0, 1, 3, 5]
+    assert cut.resume is not None and cut.resume.rows[:, 0].tolist() == [0, 1, 2, 4]
+    assert np.array_equal(cut.proposal(1, 10), tree.proposal(1, 10))
+    assert tree.without_nodes_below(frozenset({8})) is tree

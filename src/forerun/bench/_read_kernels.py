@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from forerun.utils.jit import compiled
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def sum_in_one_stream(x: np.ndarray) -> int:
     """Sum of int64 [n]."""
     total = 0
@@ -15,7 +16,7 @@ def sum_in_one_stream(x: np.ndarray) -> int:
     return total
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def sum_in_four_streams(x: np.ndarray) -> int:
     """Sum of the first 4 (n // 4) of int64 [n]."""
     n = len(x) // 4

@@ -16,10 +16,10 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree
 from forerun.growers.greedy_mix import most_likely
+from forerun.utils.jit import compiled
 
 NUM_POINTS = 16  # Gauss-Legendre points per panel
 FIRST_PANEL_END, LAST_PANEL_END = 0.25, 1e60  # times; each panel doubles the end
@@ -143,7 +143,7 @@ def _grid() -> tuple[np.ndarray, np.ndarray]:
     return (low + half * (x + 1)).ravel(), (half * w).ravel()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def scan(
     wanted: np.ndarray,
     q: np.ndarray,
@@ -177,7 +177,7 @@ def scan(
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def arrive(few: np.ndarray, rate: float, times: np.ndarray, alive: int) -> int:
     """Adds a token that has arrived by time t with probability 1 - e^(-rate t)."""
     for i in range(alive):
@@ -194,7 +194,7 @@ def arrive(few: np.ndarray, rate: float, times: np.ndarray, alive: int) -> int:
     return alive
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def inside(
     few: np.ndarray, left: float, times: np.ndarray, weights: np.ndarray, alive: int
 ) -> float:

@@ -6,16 +6,18 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
+
+from forerun.utils.jit import compiled
 
 if TYPE_CHECKING:
     from forerun.controllers._acceptance import Acceptance
     from forerun.core.cost import Cost
 
+RECENT = 0.25  # weight of a node in the running mean of rates that the next prior uses
 PRIOR_TRIALS = 4.0  # trials that the prior of a node counts for
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def node_estimates(
     counts: np.ndarray, weight: float, first: float, below: float, found: np.ndarray
 ) -> None:
@@ -24,7 +26,8 @@ def node_estimates(
 
     counts [3, N + 1]: drafts with i allowed nodes; with i nodes; with node i accepted. `weight` is
     that of the next draft. first, below: prior acceptance of the first node, and of a node below an
-    accepted one. The prior of a later node is the rate of the node before it times `below`.
+    accepted one. The prior of a later node is a running mean of the rates before it times `below`:
+    one node without hits says little of the next, which may be another branch.
     """
     num = counts.shape[1] - 1
     found[:] = 0.0
@@ -34,10 +37,11 @@ def node_estimates(
         tries += counts[1, i + 1] / weight
         found[0, i] = tries
         found[1, i] = (tries + PRIOR_TRIALS) / (allowed + PRIOR_TRIALS)
-    rate = first / below
+    recent = first / below
     for i in range(num):
-        hits = counts[2, i] / weight + PRIOR_TRIALS * below * rate
+        hits = counts[2, i] / weight + PRIOR_TRIALS * below * recent
         rate = hits / (found[0, i] + PRIOR_TRIALS)
+        recent = rate if i == 0 else (1 - RECENT) * recent + RECENT * rate
         found[0, i] = rate
         found[2, i + 1] = found[2, i] + rate
         if i:
@@ -68,7 +72,7 @@ def best_sizes(
     return sizes.tolist(), per_row, speed
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def choose(
     estimates: np.ndarray,
     prices: np.ndarray,
@@ -123,7 +127,7 @@ def choose(
     return sizes, more / max(best_rows - firsts, 1.0), best_speed
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pass(num: float, rows: np.ndarray, seconds: np.ndarray) -> float:
     """`Cost.at`: seconds of a pass over `num` rows."""
     at = 1

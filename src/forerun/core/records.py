@@ -38,6 +38,7 @@ class Sequence:
     tenant: str = ""  # owner of the text; state learned from it never reaches another tenant
     finish: str | None = None  # "stop", "length", "cancelled"; None while it runs
     end: int | None = None  # index at which a stop string cut the tokens
+    end_ids: frozenset[int] = frozenset()  # tokens that end it
     states: tuple[Any, ...] = ()  # one per shaper of the engine
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
     # state of parts, keyed by the part or (part, name); dropped with the sequence

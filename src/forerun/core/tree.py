@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,6 +127,36 @@ class Tree:
             return None
         piece = slice(self.starts[row], self.starts[row + 1])
         return Proposal(self.q_ids[piece], self.q_probs[piece])
+
+    def without_nodes_below(self, tokens: frozenset[int]) -> Tree:
+        """The tree without the descendants of nodes with one of these tokens."""
+        own, parents = self.tokens.tolist(), self.parents.tolist()
+        if tokens.isdisjoint(own):
+            return self
+        kept: list[bool] = []
+        for parent in parents:
+            kept.append(parent < 0 or (kept[parent] and own[parent] not in tokens))
+        return self if all(kept) else self._part(np.array(kept))
+
+    def _part(self, kept: np.ndarray) -> Tree:
+        """The tree of some nodes, bool [n], which include all parents of theirs."""
+        index = np.append(np.cumsum(kept) - 1, -1).astype(np.int32)  # the last is the root's
+        resume = self.resume
+        if resume is not None:
+            rows = [0, *np.flatnonzero(kept[: len(resume.rows) - 1]) + 1]
+            resume = Resume(resume.layer, resume.rows[rows])
+        return Tree(
+            self.tokens[kept],
+            index[self.parents[kept]],
+            self.laws[kept],
+            self.rows[kept],
+            self.starts,
+            self.q_ids,
+            self.q_probs,
+            None if self.cells is None else self.cells[kept],
+            tuple(compress(self.sources, kept)),
+            resume,
+        )
 
     def proposal(self, node: int, vocab: int) -> np.ndarray:
         """Distribution of `node` given that its earlier siblings were rejected, float64 [vocab]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
+from itertools import compress
 from typing import Any
 
 from forerun import registry
@@ -179,7 +180,15 @@ def grow(
             except StopIteration as end:
                 trees[i] = end.value
                 del growths[i]
-        asked = [(i, path) for i in growths for path in wants[i]]
-        known = iter(source.next([(seqs[i], path) for i, path in asked]) if asked else [])
+        asked = [(seqs[i], path) for i in growths for path in wants[i]]
+        known = iter(_proposals(source, asked))
         answers = {i: [next(known) for _ in wants[i]] for i in growths}
     return trees
+
+
+def _proposals(source: Source, asked: list[tuple[Sequence, Path]]) -> Many[Proposal | None]:
+    """The source's answers; None below a token that ends the sequence."""
+    is_open = [not path or path[-1] not in seq.end_ids for seq, path in asked]
+    left = list(compress(asked, is_open))
+    known = iter(source.next(left) if left else [])
+    return [next(known) if one else None for one in is_open]

@@ -27,7 +27,7 @@ NO_CELLS = np.empty(0, np.int8)
 class Fuse(Composite):
     """`parts` are drafters or their names ("prompt_lookup+stand"); earlier parts draft first.
 
-    Each part gets an equal share of the node budget.
+    Each part gets an equal share of the node budget, and what earlier parts left of theirs.
     """
 
     def __init__(
@@ -50,16 +50,14 @@ class Fuse(Composite):
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         if not seqs:
             return []
-        shares = zip(*(self._shares(plan) for plan in plans), strict=True)
-        pairs = zip(self.parts, shares, strict=True)
-        forests = [part.propose(seqs, list(share), dice) for part, share in pairs]
+        forests: list[list[Tree]] = []
+        left = [plan.nodes for plan in plans]
+        for i, part in enumerate(self.parts):
+            num = len(self.parts) - i
+            shares = [plan.sized(-(-k // num)) for plan, k in zip(plans, left, strict=True)]
+            forests.append(part.propose(seqs, shares, dice))
+            left = [k - len(tree) for k, tree in zip(left, forests[-1], strict=True)]
         return [merge(list(trees), self.names) for trees in zip(*forests, strict=True)]
-
-    def _shares(self, plan: Plan) -> list[Plan]:
-        count = len(self.parts)
-        share, rest = divmod(plan.nodes, count)  # the first `rest` parts get one more node
-        larger = [plan.sized(share + 1)] * rest if rest else []
-        return larger + [plan.sized(share)] * (count - rest)
 
 
 def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:

@@ -109,7 +109,9 @@ class Engine:
     def draft(self, seqs: list[Sequence]) -> Draft:
         """A plan and a tree for each sequence."""
         plans = [self._plan(seq) for seq in seqs]
-        trees = self.drafter.propose(seqs, plans, [seq.dice for seq in seqs])
+        drafts = self.drafter.propose(seqs, plans, [seq.dice for seq in seqs])
+        pairs = zip(drafts, seqs, strict=True)
+        trees = [tree.without_nodes_below(seq.end_ids) for tree, seq in pairs]
         probed = trees
         if "probes" in self.verifier.needs:
             probed = [self._probe(*pair) for pair in zip(seqs, trees, strict=True)]

@@ -32,6 +32,8 @@ class Stops:
 
     def start(self, seq: Sequence) -> None:
         """A sequence starts, possibly with generated text that contains part of a stop string."""
+        s = seq.sampling
+        seq.end_ids = (frozenset() if s.ignore_eos else self.eos_ids) | set(s.stop_token_ids)
         if self.stream:
             seq.scratch[self] = text = Text(self.stream, seq.sampling.stop)
             text.extend(seq.generated)
@@ -44,19 +46,18 @@ class Stops:
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         """The tokens up to a stop; sets seq.finish, and seq.end for a stop string."""
         s, text, before = seq.sampling, self._text(seq), len(seq.tokens) - seq.num_prompt
-        ends = frozenset() if s.ignore_eos else self.eos_ids
         is_last = before + len(tokens) >= seq.limit
-        if not (is_last or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):
+        if not (is_last or s.stop) and seq.end_ids.isdisjoint(tokens):
             if text:
                 text.extend(tokens)
             return tokens
         for count, token in enumerate(tokens, start=1):
             total, kept = before + count, None
-            if text and token not in ends:
+            if text and (s.ignore_eos or token not in self.eos_ids):
                 kept = text.push(token, total >= s.min_new_tokens)
             if kept is not None:
                 seq.finish, seq.end = "stop", seq.num_prompt + kept
-            elif token in ends or token in s.stop_token_ids:
+            elif token in seq.end_ids:
                 seq.finish = "stop"
             elif total >= seq.limit:
                 seq.finish = "length"

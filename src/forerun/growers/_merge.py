@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from forerun.core.tree import IID, SWOR
+from forerun.utils.jit import compiled
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def overlay(
     tokens: np.ndarray,
     parents: np.ndarray,
@@ -42,7 +42,7 @@ def overlay(
     return size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def copy_laws(
     laws: np.ndarray,
     rows: np.ndarray,

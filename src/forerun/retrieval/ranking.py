@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.index.fm.index import FMIndex
 from forerun.retrieval.weights import cover
+from forerun.utils.jit import compiled
 
 
 class Grams(NamedTuple):
@@ -102,7 +102,7 @@ def _ranked(documents: np.ndarray, scores: np.ndarray) -> Ranked:
     return Ranked(documents[order], scores[order])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def credit_all(
     begins: np.ndarray,
     grams_at: np.ndarray,
@@ -119,7 +119,7 @@ def credit_all(
         out[d], _ = credit(grams_at[a:b], starts[a:b], tokens, lengths, weights, beta)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def credit(
     grams_at: np.ndarray,
     starts: np.ndarray,
@@ -149,7 +149,7 @@ def credit(
     return score, credited
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def novelty(
     gram: int, credited: list[tuple[int, int]], tokens: np.ndarray, lengths: np.ndarray
 ) -> tuple[int, int]:
@@ -165,7 +165,7 @@ def novelty(
     return new, size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_held(
     token: int, credited: list[tuple[int, int]], tokens: np.ndarray, lengths: np.ndarray
 ) -> bool:
@@ -177,7 +177,7 @@ def is_held(
     return False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def score_text(
     text: np.ndarray,
     table: np.ndarray,
@@ -220,7 +220,7 @@ def score_text(
     return score
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def narrowed(table: np.ndarray, column: int, token: int, low: int, high: int) -> tuple[int, int]:
     """The rows in [low, high) with the token in the column; the column is sorted there."""
     first, end = low, high

@@ -8,7 +8,8 @@ clipped at 0, to the power alpha.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from forerun.utils.jit import compiled
 
 LOGP_MARGIN = 1e-10  # keeps log P below 0, so that log(1 - P) is finite
 
@@ -32,7 +33,7 @@ def _log_complement(logp: np.ndarray) -> np.ndarray:
     return np.log(-np.expm1(logp))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def cover(new: int, size: int, beta: float = 0.8) -> float:
     """The factor 1 - beta + beta new / size of a weight.
 

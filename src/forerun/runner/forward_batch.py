@@ -11,12 +11,12 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from forerun.core.tree import Resume
 from forerun.runner.slots import PartialPass, Slot
 from forerun.runner.span import Span
+from forerun.utils.jit import compiled
 
 NO_NODES = np.zeros(0, dtype=np.int32)
 MAX_JOINED_TOKENS = 8  # up to this number of pending tokens, no separate prefill pass
@@ -170,7 +170,7 @@ def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, width: int
     return Packed(numbers, sees, logits, *found)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pack(
     given: np.ndarray,
     num_rows: int,
@@ -221,7 +221,7 @@ def pack(
     return (numbers.ctypes.data, logits.ctypes.data), top, wrong
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lay_out(base: int, num: int, parents: np.ndarray, places: np.ndarray, sees: np.ndarray) -> None:
     """Positions int64 [c] of the cells from `base` on, and their visibility, bool [c, c].
 

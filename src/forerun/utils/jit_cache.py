@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
@@ -150,19 +147,6 @@ def uncompiled_kernels() -> list[str]:
 
 
 def is_ready(kernel: Any) -> bool:
-    """Whether a kernel is compiled in this process, or cached from its current source."""
-    return bool(kernel.signatures) or any(
-        index.stat().st_mtime >= Path(inspect.getfile(kernel.py_func)).stat().st_mtime
-        for index in indices(kernel)
-    )
-
-
-def indices(kernel: Any) -> list[Path]:
-    """Cache index files of a kernel for this Python: module.name-LINE.pyXY.nbi."""
-    if kernel.stats.cache_path is None:  # compiled again in every process
-        return []
-    function = kernel.py_func
-    line = function.__code__.co_firstlineno
-    stem = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}-{line}"
-    version = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return list(Path(kernel.stats.cache_path).glob(f"{stem}.{version}*.nbi"))
+    """Whether a kernel is compiled in this process, or cached from its current sources."""
+    file = getattr(kernel._cache, "_cache_file", None)
+    return bool(kernel.signatures) or (file is not None and bool(file._load_index()))

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from forerun.core.dice import SeededDice
 from forerun.core.records import Verdict
 from forerun.core.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
+from forerun.utils.jit import compiled
 from forerun.verifiers.base import NO_MASS, arrays, check_mass, reject_recursively
 
 MAX_WALK_BYTES = 1 << 30  # approximate size of the tensors of one walk; one tree may exceed it
@@ -280,7 +280,7 @@ def warm_up() -> None:
     forest([tree], [np.zeros(2)], 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def tree_sizes(parents: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[int, int, int]:
     """Number of families, maximum of children in one, upper bound of tokens in one."""
     children, support = np.zeros(len(parents) + 1, np.int64), np.zeros(len(parents) + 1, np.int64)
@@ -295,7 +295,7 @@ def tree_sizes(parents: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tup
     return (children > 0).sum(), children.max(), support.max()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def has_valid_nodes(
     vocab: int,
     tokens: np.ndarray,
@@ -325,7 +325,7 @@ def has_valid_nodes(
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_forest(
     slots: np.ndarray,
     root: int,

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.core.dice import Dice
 from forerun.core.logits import TargetProbs
@@ -23,6 +22,7 @@ from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import argmax
 from forerun.core.tree import IID, LAW_NAMES, Proposal, Tree
+from forerun.utils.jit import compiled
 from forerun.verifiers.base import NO_MASS, check_mass, draft_error, reject_invalid
 
 RHO_PRECISION = 1e-12
@@ -96,7 +96,7 @@ def residual(
     return left if left.sum() > NO_MASS else p
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def division_factor(p: np.ndarray, q: np.ndarray, k: int) -> float:
     """rho*: the root of f(rho) = 1 - (1 - beta)^k - rho beta on [1, k], from above.
 

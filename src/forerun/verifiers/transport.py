@@ -17,12 +17,12 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from forerun.core.dice import Dice
 from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.tree import POINT, SWOR, Tree
+from forerun.utils.jit import compiled
 from forerun.verifiers.base import (
     BLOCK,
     EMITTED,
@@ -76,7 +76,7 @@ class Transport(KernelVerifier):
         return np.empty(vocab), np.empty(vocab), np.zeros(vocab, np.uint8), np.empty(blocks)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def judge_node(
     p: np.ndarray,
     node: int,
@@ -136,7 +136,7 @@ def judge_node(
     return outcome, token, used, mass, bad
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def chosen_child(
     token: int, node: int, tokens: np.ndarray, parents: np.ndarray, laws: np.ndarray
 ) -> int:
@@ -147,7 +147,7 @@ def chosen_child(
     return EMITTED
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def subtract(
     left: np.ndarray,
     before: np.ndarray,
@@ -174,7 +174,7 @@ def subtract(
     return mass
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pick(weights: np.ndarray, uniform: float, sums: np.ndarray) -> tuple[int, float]:
     """The token where the running sum of the weights [V] passes uniform x mass, and the mass."""
     total = 0.0

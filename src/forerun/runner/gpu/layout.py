@@ -10,9 +10,9 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.runner.forward_batch import FIELDS, Packed
+from forerun.utils.jit import compiled
 
 if TYPE_CHECKING:
     from forerun.runner.forward_batch import Work
@@ -66,7 +66,7 @@ def describe(shape: Shape, packed: Packed, num_rows: int, slot_stride: int) -> n
     return out
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill(
     out: np.ndarray,
     most_rows: int,

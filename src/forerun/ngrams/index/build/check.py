@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from forerun.errors import DataError
 from forerun.ngrams.index.build import manifest as store
@@ -16,6 +15,7 @@ from forerun.ngrams.index.build.merge import is_before
 from forerun.ngrams.index.build.sparse_index import FENCES_PER_PIECE, fence_pieces
 from forerun.ngrams.index.build.suffix_array import Shard, pointer
 from forerun.state.array_file import reading
+from forerun.utils.jit import compiled
 
 MAX_CHECKED_PAIRS = 1 << 20  # neighbouring ranks with a checked order, per shard
 MAX_COMPARED_TOKENS = 50_000
@@ -110,7 +110,7 @@ def _structure(path: Path, manifest: store.Manifest, number: int, shard: Shard) 
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def mark_positions(table: np.ndarray, width: int, seen: np.ndarray) -> int:
     """Marks all positions of a table; returns the number of distinct valid ones."""
     n, count = len(seen), 0
@@ -122,7 +122,7 @@ def mark_positions(table: np.ndarray, width: int, seen: np.ndarray) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_disorder(shard: Shard, step: int, depth: int) -> int:
     """The first rank, of every `step`-th, with a suffix not before the next one; -1: none."""
     for rank in range(0, len(shard.text) - 1, step):
@@ -134,7 +134,7 @@ def first_disorder(shard: Shard, step: int, depth: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_repeat(text: np.ndarray, a: int, b: int, depth: int) -> bool:
     """Whether two suffixes share their first `depth` tokens; their order is then undefined."""
     for k in range(min(depth, len(text) - max(a, b))):

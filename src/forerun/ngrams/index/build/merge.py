@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.index.build.suffix_array import pointer
+from forerun.utils.jit import compiled
 
 
 class Merge(NamedTuple):
@@ -39,7 +39,7 @@ def begin(starts: np.ndarray, stops: np.ndarray) -> Merge:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_tokens(text: np.ndarray, at: int) -> np.uint64:
     """The first eight bytes of a suffix as an order-preserving key; missing tokens are 0."""
     bits = 8 * text.itemsize
@@ -50,7 +50,7 @@ def first_tokens(text: np.ndarray, at: int) -> np.uint64:
     return key
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_before(text: np.ndarray, a: int, b: int, limit: int) -> bool:
     """Whether suffix a sorts before suffix b, by `limit` tokens and then by position."""
     n = len(text)
@@ -62,7 +62,7 @@ def is_before(text: np.ndarray, a: int, b: int, limit: int) -> bool:
     return a < b
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_above(text: np.ndarray, merge: Merge, i: int, j: int, limit: int) -> bool:
     """Whether heap entry i sorts before entry j."""
     if merge.keys[i] != merge.keys[j]:
@@ -70,7 +70,7 @@ def is_above(text: np.ndarray, merge: Merge, i: int, j: int, limit: int) -> bool
     return is_before(text, merge.heads[i], merge.heads[j], limit)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def swap(merge: Merge, i: int, j: int) -> None:
     """Swaps two heap entries."""
     merge.keys[i], merge.keys[j] = merge.keys[j], merge.keys[i]
@@ -78,7 +78,7 @@ def swap(merge: Merge, i: int, j: int) -> None:
     merge.parts[i], merge.parts[j] = merge.parts[j], merge.parts[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def sink(text: np.ndarray, merge: Merge, i: int, limit: int) -> None:
     """Moves an entry down to its place in the heap."""
     size = merge.size[0]
@@ -93,7 +93,7 @@ def sink(text: np.ndarray, merge: Merge, i: int, limit: int) -> None:
         i = least
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def refill(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, i: int) -> bool:
     """Replaces heap entry i by the next suffix of its part; False if there is none."""
     part = merge.parts[i]
@@ -105,7 +105,7 @@ def refill(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, i: int
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_heap(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, limit: int) -> None:
     """Fills the heap with the first suffix of every part."""
     size = 0
@@ -117,7 +117,7 @@ def fill_heap(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, lim
         sink(text, merge, i, limit)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def advance(
     text: np.ndarray, table: np.ndarray, width: int, merge: Merge, limit: int, out: np.ndarray
 ) -> int:
@@ -137,7 +137,7 @@ def advance(
     return done
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def rank_in_part(
     text: np.ndarray, table: np.ndarray, width: int, low: int, high: int, at: int, limit: int
 ) -> int:

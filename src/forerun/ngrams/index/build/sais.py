@@ -12,9 +12,8 @@ work is done in the result array, plus one counter per token id.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 
 def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
@@ -47,7 +46,7 @@ def counter(token: int, top: int) -> int:
     return min(np.int64(token), top)  # type: ignore[return-value]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_tokens(text: np.ndarray, counts: np.ndarray) -> None:
     """Counts each id; the last counter takes all larger ids too."""
     top = len(counts) - 1
@@ -55,7 +54,7 @@ def count_tokens(text: np.ndarray, counts: np.ndarray) -> None:
         counts[counter(text[i], top)] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def bucket_starts(counts: np.ndarray, out: np.ndarray) -> None:
     """The first rank per first id."""
     total = 0
@@ -64,7 +63,7 @@ def bucket_starts(counts: np.ndarray, out: np.ndarray) -> None:
         total += counts[c]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def bucket_ends(counts: np.ndarray, out: np.ndarray) -> None:
     """One past the last rank per first id."""
     total = 0
@@ -73,7 +72,7 @@ def bucket_ends(counts: np.ndarray, out: np.ndarray) -> None:
         out[c] = total
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def induce_larger(text: np.ndarray, sa: np.ndarray, starts: np.ndarray, is_final: bool) -> None:
     """Left to right: induces every L suffix from the suffix one token later.
 
@@ -99,7 +98,7 @@ def induce_larger(text: np.ndarray, sa: np.ndarray, starts: np.ndarray, is_final
             sa[i] = ~j
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def induce_smaller(text: np.ndarray, sa: np.ndarray, ends: np.ndarray, is_final: bool) -> None:
     """Right to left: induces every S suffix from the suffix one token later.
 
@@ -124,7 +123,7 @@ def induce_smaller(text: np.ndarray, sa: np.ndarray, ends: np.ndarray, is_final:
             sa[i] = ~j
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def sort_lms_substrings(
     text: np.ndarray, sa: np.ndarray, counts: np.ndarray, ends: np.ndarray
 ) -> int:
@@ -152,7 +151,7 @@ def sort_lms_substrings(
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def name_lms_substrings(text: np.ndarray, sa: np.ndarray, num_lms: int) -> int:
     """Names the distinct LMS substrings by rank, from 1; returns the number of names.
 
@@ -183,7 +182,7 @@ def name_lms_substrings(text: np.ndarray, sa: np.ndarray, num_lms: int) -> int:
     return names
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def collect_names(sa: np.ndarray, num_lms: int) -> np.ndarray:
     """The reduced text [num_lms]: names in text order, from 0, at the end of the array."""
     n = len(sa)
@@ -195,7 +194,7 @@ def collect_names(sa: np.ndarray, num_lms: int) -> np.ndarray:
     return sa[at:]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def ranks_to_positions(text: np.ndarray, sa: np.ndarray, num_lms: int) -> None:
     """Replaces the LMS numbers in sa[:num_lms] by text positions."""
     n = len(text)
@@ -210,7 +209,7 @@ def ranks_to_positions(text: np.ndarray, sa: np.ndarray, num_lms: int) -> None:
         sa[i] = sa[at + sa[i]]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def induce_all(
     text: np.ndarray, sa: np.ndarray, counts: np.ndarray, ends: np.ndarray, num_lms: int
 ) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.index.build.sais import counter, sort_suffixes
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 BUCKET_BITS = 20  # at most 2**BUCKET_BITS buckets of first tokens
 MAX_COUNTERS = 1 << 24  # of the sorter; larger ids are renumbered first
@@ -97,7 +96,7 @@ def pointer(table: np.ndarray, width: int, rank: int) -> int:
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_firsts(text: np.ndarray, shift: int, counts: np.ndarray) -> None:
     """Adds the number of tokens per bucket [b]."""
     last = len(counts) - 1

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.counts import corpus
 from forerun.state import array_file
+from forerun.utils.jit import compiled
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -236,7 +236,7 @@ def is_saved(path: Path) -> bool:
     return len(head) == 9 and head[8:] == b"{" and b"\0" in head[:8]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def child_of(tokens: np.ndarray, first: np.ndarray, row: int, token: int) -> int:
     """The row of a row's successor `token`; -1 if there is none."""
     if row >= len(first) - 1:
@@ -252,7 +252,7 @@ def child_of(tokens: np.ndarray, first: np.ndarray, row: int, token: int) -> int
     return low if low < stop and tokens[low] == token else -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def descend(tokens: np.ndarray, first: np.ndarray, context: np.ndarray) -> int:
     """The row of an n-gram; -1 if it does not occur."""
     row = 0
@@ -263,7 +263,7 @@ def descend(tokens: np.ndarray, first: np.ndarray, context: np.ndarray) -> int:
     return row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def shares(
     tokens: np.ndarray,
     counts: np.ndarray,

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
@@ -32,6 +31,7 @@ from forerun.ngrams.index.fm import wavelet
 from forerun.ngrams.index.fm.wavelet import Wavelet, access, descend
 from forerun.state import array_file
 from forerun.state.array_file import Origin
+from forerun.utils.jit import compiled
 
 KIND = "fm-index"
 ID_LIMIT = 1 << 24  # ids must be smaller: they index a table
@@ -314,7 +314,7 @@ def _rows(bwt: Wavelet, length: int, marks: np.ndarray, kept: np.ndarray, sample
     return Rows(bwt, smaller - begins, marks, kept, sample)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def transform(
     symbols: np.ndarray,
     order: np.ndarray,
@@ -338,7 +338,7 @@ def transform(
     wavelet.count_blocks(marks)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def step(rows: Rows, symbol: int, left: int, right: int) -> tuple[int, int]:
     """One step of the backward search; (0, 0) if the interval is empty."""
     left, right = descend(rows.transform, symbol, left, right)
@@ -347,7 +347,7 @@ def step(rows: Rows, symbol: int, left: int, right: int) -> tuple[int, int]:
     return left + rows.shifts[symbol], right + rows.shifts[symbol]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def find(
     rows: Rows, symbols: np.ndarray, pattern: np.ndarray, left: int, right: int
 ) -> tuple[int, int]:
@@ -359,7 +359,7 @@ def find(
     return left, right
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def locate(rows: Rows, left: int, length: int, out: np.ndarray) -> None:
     """Writes the end positions of the occurrences at rows from `left`."""
     for i in range(len(out)):
@@ -372,7 +372,7 @@ def locate(rows: Rows, left: int, length: int, out: np.ndarray) -> None:
         out[i] = length - at
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def walk(rows: Rows, row: int, skip: int, out: np.ndarray) -> None:
     """Writes the symbols from a row in reading order, after skipping `skip` of them."""
     for i in range(skip + len(out)):
@@ -382,7 +382,7 @@ def walk(rows: Rows, row: int, skip: int, out: np.ndarray) -> None:
             out[i - skip] = symbol
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def read_bits(blocks: np.ndarray, out: np.ndarray) -> None:
     """Writes the bits of a vector, one byte each."""
     for i in range(len(out)):

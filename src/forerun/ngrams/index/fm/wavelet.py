@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from forerun.utils.jit import compiled
 
 WORDS, BITS = 8, 448  # per block; the first word is a count
 M1, M2 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
@@ -52,7 +53,7 @@ def make(symbols: np.ndarray, levels: int) -> Wavelet:
     return Wavelet(blocks, zeros)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def sort_level(symbols: np.ndarray, out: np.ndarray, shift: int, blocks: np.ndarray) -> int:
     """Writes a level's bits and the symbols sorted by them; returns the number of 0 bits."""
     zeros = 0
@@ -71,14 +72,14 @@ def sort_level(symbols: np.ndarray, out: np.ndarray, shift: int, blocks: np.ndar
     return zeros
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def set_bit(blocks: np.ndarray, i: int) -> None:
     """Sets bit i of a vector; call `count_blocks` afterwards."""
     block, offset = i // BITS, i % BITS
     blocks[block, 1 + (offset >> 6)] |= np.uint64(1) << np.uint64(offset & 63)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_blocks(blocks: np.ndarray) -> None:
     """Writes the number of ones before each block."""
     total = np.uint64(0)
@@ -88,7 +89,7 @@ def count_blocks(blocks: np.ndarray) -> None:
             total += popcount(blocks[b, w])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def popcount(x: np.uint64) -> np.uint64:
     """Number of ones in a word; compilers turn this form into one instruction."""
     x = x - ((x >> np.uint64(1)) & M1)
@@ -97,7 +98,7 @@ def popcount(x: np.uint64) -> np.uint64:
     return (x * H01) >> np.uint64(56)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_set(blocks: np.ndarray, i: int) -> bool:
     """Bit i of a vector."""
     block, offset = i // BITS, i % BITS
@@ -105,7 +106,7 @@ def is_set(blocks: np.ndarray, i: int) -> bool:
     return bool((word >> np.uint64(offset & 63)) & np.uint64(1))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def ones(blocks: np.ndarray, i: int) -> int:
     """Ones among the first i bits of a vector."""
     block, offset = i // BITS, i % BITS
@@ -119,7 +120,7 @@ def ones(blocks: np.ndarray, i: int) -> int:
     return np.int64(total)  # type: ignore[return-value]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def descend(wavelet: Wavelet, symbol: int, left: int, right: int) -> tuple[int, int]:
     """A symbol's range within [left, right) after the last level; minus `firsts`: its ranks."""
     levels = len(wavelet.zeros)
@@ -132,14 +133,14 @@ def descend(wavelet: Wavelet, symbol: int, left: int, right: int) -> tuple[int, 
     return left, right
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def firsts(wavelet: Wavelet, out: np.ndarray) -> None:
     """Writes the begin of each symbol after the last level. int64 [symbols]."""
     for symbol in range(len(out)):
         out[symbol] = descend(wavelet, symbol, 0, 0)[0]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def access(wavelet: Wavelet, i: int) -> tuple[int, int]:
     """The symbol at position i, and its position after the last level."""
     symbol = 0
@@ -152,7 +153,7 @@ def access(wavelet: Wavelet, i: int) -> tuple[int, int]:
     return symbol, i
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def symbols(wavelet: Wavelet, left: int, right: int, found: np.ndarray, counts: np.ndarray) -> int:
     """Writes the distinct symbols in [left, right), ascending, and their counts.
 

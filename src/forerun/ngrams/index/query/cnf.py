@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 
 from forerun.errors import ConfigError
 from forerun.ngrams.index.build.sais import counter
 from forerun.ngrams.index.build.suffix_array import Shard, unpack
+from forerun.utils.jit import compiled
 
 if TYPE_CHECKING:
     from forerun.ngrams.index.query.engine import Ids, Index
@@ -118,7 +118,7 @@ def join(shard: Shard, clauses: list[np.ndarray], most: int, separator: int) -> 
     return drop_broken(shard.text, ranges, separator)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def extend(
     text: np.ndarray, ranges: np.ndarray, positions: np.ndarray, most: int, separator: int
 ) -> np.ndarray:
@@ -159,7 +159,7 @@ def extend(
     return out[:size].copy()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_whole(text: np.ndarray, first: int, last: int, separator: int) -> bool:
     """Whether no document ends between two positions."""
     while first <= last and counter(text[first], separator) != separator:
@@ -167,7 +167,7 @@ def is_whole(text: np.ndarray, first: int, last: int, separator: int) -> bool:
     return first > last
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def drop_broken(text: np.ndarray, ranges: np.ndarray, separator: int) -> np.ndarray:
     """The ranges without the end of a document."""
     keep = np.ones(len(ranges), np.bool_)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.index.build.suffix_array import Shard
 from forerun.ngrams.index.query.kernels import END, find, longest_suffix, next_token
 from forerun.ngrams.tables.logits.kernels import Arrays
 from forerun.ngrams.tables.logits.top_k import select_top
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 LEFT, RIGHT, TOKEN, PARENT, DEPTH = 0, 1, 2, 3, 4  # columns of Queue.rows
 READS = 64
@@ -46,7 +45,7 @@ class Queue(NamedTuple):
     rows: np.ndarray  # int64 [n, 5]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def retrieve(
     index: Arrays,
     query: np.ndarray,
@@ -99,7 +98,7 @@ def retrieve_in(
     return 0, 0, 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def continuations(
     index: Arrays,
     length: int,
@@ -122,7 +121,7 @@ def continuations(
     return continue_in(shard, length, left, right, limits, firsts, prunes, ends, tree, queue)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def new_queue(size: int) -> Queue:
     """An empty queue."""
     return Queue(np.empty(size), np.arange(size), np.empty(size), np.empty((size, 5), np.int64))
@@ -166,7 +165,7 @@ def continue_in(
     return drafted
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def likeliest(ids: np.ndarray, probs: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids int64 [k <= most] and values of the largest positive probabilities; ties: the first."""
     places, values = np.empty(most, np.int32), np.empty(most)

@@ -14,7 +14,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.core.tree import Tree
 from forerun.core.tree_template import Shape
@@ -29,7 +28,7 @@ from forerun.ngrams.tables.logits.draft_template import (
     walk,
 )
 from forerun.ngrams.tables.logits.kernels import TINY, Arrays
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 
 class IndexOptions(NamedTuple):
@@ -95,7 +94,7 @@ class Corpus(NamedTuple):
     space: Workspace
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_places(
     index: Arrays,
     options: Arrays,
@@ -116,7 +115,7 @@ def fill_places(
     return walk(law_after, corpus, places, depth, is_drawn, uniforms, Buffers(*tree), work)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def law_after(corpus: Corpus, node: int, out: Buffers, filled: int) -> int:
     """Writes q below a node, from entry `filled`; returns its size, 0 without a match."""
     shard, options, known, space = corpus
@@ -150,7 +149,7 @@ def find(
     span[0], span[1], span[2] = longest_suffix(shard, space.query, low, size)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def law_of(
     shard: Shard,
     options: IndexOptions,

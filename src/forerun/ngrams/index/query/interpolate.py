@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.query.engine import Ids, Index
 from forerun.ngrams.index.query.results import Next
 from forerun.state import array_file
+from forerun.utils.jit import compiled
 
 LENGTHS = 16  # features: counts of the last 1 .. 16 tokens of a suffix
 KIND = "interpolation forest"
@@ -210,7 +210,7 @@ def _flat(trees: list[Any]) -> dict[str, np.ndarray]:
     }
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _predict(
     rows: np.ndarray,
     roots: np.ndarray,

@@ -7,12 +7,11 @@ begin with it. All kernels are thread-safe.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.index.build.sparse_index import narrow
 from forerun.ngrams.index.build.suffix_array import Shard, pointer
 from forerun.ngrams.tables.logits.kernels import Arrays
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 END = -1  # next token at the text's end
 
@@ -96,7 +95,7 @@ def find(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int
     return find_within(shard, query, low, high, left, right)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def find_many(
     shard: Shard, queries: np.ndarray, starts: np.ndarray, first: int, out: np.ndarray
 ) -> None:
@@ -131,7 +130,7 @@ def longest_of(index: Arrays, query: np.ndarray) -> tuple[int, int, int]:
     return longest_suffix(Shard(*index), query, 0, len(query))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def longest_suffixes(
     shard: Shard, queries: np.ndarray, starts: np.ndarray, first: int, out: np.ndarray
 ) -> None:
@@ -152,7 +151,7 @@ def next_token(shard: Shard, rank: int, length: int) -> int:
     return np.int64(shard.text[at])  # type: ignore[return-value]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def next_tokens(
     shard: Shard, length: int, left: int, right: int, unit: int, ids: np.ndarray, counts: np.ndarray
 ) -> int:
@@ -199,7 +198,7 @@ def max_next(count: int, unit: int, max_distinct: int) -> int:
     return min(max_distinct, count, 4 * (count // unit) + 8)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def next_tokens_many(
     shard: Shard, matches: np.ndarray, units: np.ndarray, max_distinct: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -221,7 +220,7 @@ def next_tokens_many(
     return ids[: starts[-1]], counts[: starts[-1]], starts
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def common(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -> int:
     """Length of the common prefix of the suffix at `at` and query[low:high]."""
     k = 0
@@ -231,7 +230,7 @@ def common(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) ->
     return k
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def longest_prefixes(shard: Shard, query: np.ndarray, longest: int, out: np.ndarray) -> None:
     """Length of the longest match from every position of a query. int64 [n].
 

@@ -12,11 +12,11 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import njit
 
 from forerun.core.tree import Tree, points
 from forerun.core.tree_template import Shape, grid
 from forerun.ngrams.tables.logits.top_k import select_above
+from forerun.utils.jit import compiled
 
 UNKNOWN = -1
 
@@ -79,7 +79,7 @@ def flattened(logits: torch.Tensor) -> tuple[np.ndarray, int]:
     return flat.detach().numpy(), stride
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_rows(
     matrix: np.ndarray,
     root: int,
@@ -115,7 +115,7 @@ def fill_rows(
     return nodes
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def learn_rows(
     matrix: np.ndarray,
     tokens: np.ndarray,
@@ -134,7 +134,7 @@ def learn_rows(
         select_largest(flat[start : start + vocab], matrix[tokens[i]], values)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def select_largest(row: np.ndarray, ids: np.ndarray, values: np.ndarray) -> None:
     """Ids of the K largest entries of row [V], falling, padded with UNKNOWN; ties: lowest ids."""
     ids[:] = UNKNOWN

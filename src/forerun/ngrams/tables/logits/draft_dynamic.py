@@ -191,6 +191,7 @@ def fill(
             )
             if state[PLACE]:
                 state[SIZE] = write_q_at(own, fallback, state[PLACE], clock, how, ids, probs, 0)
+            if state[SIZE]:
                 state[GRADE] = grade(probs[0], level)
                 value[new] = left[new] * rate(hits, tries, state[GRADE], 0)
         at = largest(value, nodes + 1)

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.core.tree import EMPTY, POINT, SWOR, Tree
 from forerun.core.tree_template import Shape
 from forerun.ngrams.tables.logits.kernels import Arrays, Table, Temper, fill_context, look_up
-from forerun.utils.jit import copy, kernel
+from forerun.utils.jit import compiled, copy, kernel
 
 
 class Buffers(NamedTuple):
@@ -121,13 +120,13 @@ class Workspace(NamedTuple):
     keys: np.ndarray  # float64 [entries], sort keys
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def new_workspace(places: int, entries: int) -> Workspace:
     """A workspace for `places` places and proposals of `entries` entries."""
     return Workspace(np.empty(places + 1, np.int32), np.empty(places, np.int64), np.empty(entries))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_places(
     arrays: tuple[Arrays, Arrays],
     lengths: np.ndarray,

@@ -12,9 +12,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from forerun.utils.jit import copy, kernel
+from forerun.utils.jit import compiled, copy, kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -126,7 +125,12 @@ def find_longest(
 def write_q(
     table: Table, slot: int, clock: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
 ) -> int:
-    """Writes q of a slot to ids[at:], probs[at:], and its use time; returns the size, never 0."""
+    """Writes q of a slot to ids[at:], probs[at:], and its use time; returns the size.
+
+    The size is 0 only for a slot without probabilities, which learning never makes.
+    """
+    if not table.probs[slot, 0] >= TINY:
+        return 0
     table.stamps[slot] = clock
     most, total, read = table.ids.shape[1], 0.0, 0
     if 0 < temper.top_k < most:
@@ -174,7 +178,7 @@ def look_up(
     return write_q(fallback, -1 - place, clock, temper, ids, probs, at) if place else 0, level
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def learn(
     arrays: Arrays,
     lengths: np.ndarray,
@@ -217,8 +221,11 @@ def observe(
 ) -> int:
     """Averages one observation into the slot of a key; returns 1 if the key is new, else 0.
 
-    ids, probs [2 K]: scratch.
+    new_probs fall. An observation without a probability above 0 is ignored. ids, probs [2 K]:
+    scratch.
     """
+    if not new_probs[0] > 0.0:  # also NaN
+        return 0
     slot = find(table.keys, key)
     is_new = table.keys[slot] == EMPTY_KEY
     if is_new:
@@ -263,7 +270,7 @@ def average(
         size += 1
     old = size
     for j in range(len(new_ids)):
-        if new_probs[j] <= 0.0:
+        if not new_probs[j] > 0.0:
             break
         at = 0
         while at < old and ids[at] != new_ids[j]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 BLOCK, LANES = 1024, 64  # entries of a block, and entries compared at once within it
 
@@ -39,14 +38,14 @@ def largest_of(part: np.ndarray, lanes: np.ndarray) -> Any:
     return lanes[0]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def select_rows(rows: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
     """`select_top` of every row of [n, V]; ids and probs [n, K]."""
     for i in range(len(rows)):
         select_top(rows[i], ids[i], probs[i])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
     """Writes the K largest positive entries of row [V], falling, then zeros; ties: lowest ids."""
     values = np.zeros(len(ids), row.dtype)
@@ -55,7 +54,7 @@ def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
     probs[:] = values
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def select_above(row: np.ndarray, ids: np.ndarray, values: np.ndarray) -> None:
     """`select_into` with its own scratch arrays."""
     tops = np.empty(-(-len(row) // BLOCK), row.dtype)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.tables.logits.kernels import GOLDEN, MIX_A, home
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 OWNER, TOKEN = 0, 1  # columns of a mapped row
 BEFORE, AFTER, FILL, BIRTH = 0, 1, 2, 3  # columns of `links`
@@ -199,7 +198,7 @@ def read(texts: Texts, position: int, out: np.ndarray) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gather(texts: Texts, state: np.ndarray) -> np.ndarray:
     """A whole text, int32."""
     out = np.empty(state[LENGTH], np.int32)

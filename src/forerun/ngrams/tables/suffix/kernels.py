@@ -9,7 +9,6 @@ with its path, so the oldest text can be removed without a search for other occu
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.tables.suffix.hash_maps import (
     BIRTH,
@@ -48,7 +47,7 @@ from forerun.ngrams.tables.suffix.nodes import (
     new_node,
     replace,
 )
-from forerun.utils.jit import fetch, kernel
+from forerun.utils.jit import compiled, fetch, kernel
 
 
 @kernel
@@ -203,7 +202,7 @@ def split(tree: Nodes, node: int) -> int:
     return upper
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def remove(tree: Nodes, state: np.ndarray, depth: int) -> None:
     """Removes the oldest text: its suffixes and its pages."""
     text = gather(tree.texts, state)

@@ -8,10 +8,9 @@ never share a key.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from forerun.ngrams.tables.logits.kernels import EMPTY_KEY, MIX_A, MIX_B, Table, find
-from forerun.utils.jit import copy, kernel
+from forerun.utils.jit import compiled, copy, kernel
 
 
 @kernel
@@ -23,7 +22,7 @@ def mixed(pair: np.uint64) -> np.uint64:
     return h ^ (h >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def keys_of(pairs: np.ndarray) -> np.ndarray:
     """Keys of many pairs, uint64 [n]."""
     keys = np.empty(len(pairs), np.uint64)
@@ -105,7 +104,7 @@ def raise_score(
     return size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill(
     table: Table, keys: np.ndarray, sizes: np.ndarray, ids: np.ndarray, scores: np.ndarray
 ) -> None:

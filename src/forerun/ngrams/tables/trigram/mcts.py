@@ -10,7 +10,6 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from forerun.core.records import Plan
 from forerun.core.tree import POINT, Tree
@@ -19,7 +18,7 @@ from forerun.ngrams.tables.logits.kernels import Table
 from forerun.ngrams.tables.trigram.kernels import row_of
 from forerun.ngrams.tables.trigram.mcts_tree import SearchTree, extract_tree
 from forerun.ngrams.tables.trigram.table import TrigramMatrix
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 
 def draft(
@@ -69,7 +68,7 @@ def warm_up() -> None:
     draft(TrigramMatrix(entries=2), [0, 1], search, Plan(), np.full(4, 0.5))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_tree(
     own: Table,
     base: Table,
@@ -129,7 +128,7 @@ def _search(
     return size, used
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _new_tree(capacity: int) -> SearchTree:
     return SearchTree(
         np.empty(capacity, np.int32),

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.core.tree_search import SearchSettings
 from forerun.ngrams.tables.logits.kernels import Table
 from forerun.ngrams.tables.trigram.kernels import row_of
-from forerun.utils.jit import kernel
+from forerun.utils.jit import compiled, kernel
 
 
 class SearchTree(NamedTuple):
@@ -30,7 +29,7 @@ class SearchTree(NamedTuple):
     widths: np.ndarray  # int32 [n], number of children; -1 until expanded
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def extract_tree(
     own: Table,
     base: Table,
@@ -66,7 +65,7 @@ def extract_tree(
     return _shortest(tokens, parents, count, ends, lengths, limit) if count > limit else count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _most_visited(visits: np.ndarray, top: int) -> np.ndarray:
     """Indices of the most visited nodes without the root, most visits first; ties: lowest index."""
     best = np.empty(top, np.int32)
@@ -94,7 +93,7 @@ def _put(tokens: np.ndarray, parents: np.ndarray, count: int, token: int, parent
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _shortest(
     tokens: np.ndarray,
     parents: np.ndarray,
@@ -125,7 +124,7 @@ def _shortest(
     return _packed(tokens, parents, uses)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _packed(tokens: np.ndarray, parents: np.ndarray, uses: np.ndarray) -> int:
     """Moves the used nodes to the front; returns their number."""
     moved = np.full(len(uses) + 1, -1, np.int32)  # the last entry is the root

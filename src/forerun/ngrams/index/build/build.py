@@ -26,7 +26,6 @@ from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build import encoders, sort, tokenize
 from forerun.ngrams.index.build.documents import Reading, identity, list_sources, total_bytes
 from forerun.ngrams.index.build.manifest import (
-    KINDS,
     FileInfo,
     Lock,
     Manifest,
@@ -35,8 +34,10 @@ from forerun.ngrams.index.build.manifest import (
     sha256_of,
     write_error,
 )
+from forerun.ngrams.index.build.page_sums import FILES
 from forerun.ngrams.index.build.sparse_index import STEP, fence_pieces
 from forerun.ngrams.index.build.suffix_array import TYPES, find_buckets, pointer_width, separator
+from forerun.ngrams.index.build.verify import tokenizer_files, write_page_sums
 from forerun.state.array_file import reading
 from forerun.utils.files import write_whole
 
@@ -267,6 +268,7 @@ class _Build:
         with _write_errors(self.folder):
             self.encoder.save(self.folder / "tokenizer")
             shards = self._shards()
+            self.tokenizer_files = tokenizer_files(self.folder)
         self._timed("checksums", start)
         manifest = self._manifest(tuple(shards))
         final = self.path / manifest.folder
@@ -294,7 +296,7 @@ class _Build:
             folder=f"data-{secrets.token_hex(4)}",
             width=self.width,
             eos=separator(TYPES[self.width]) if eos is None else eos,
-            tokenizer=self.encoder.describe(),
+            tokenizer=self.encoder.describe() | {"files": self.tokenizer_files},
             shards=shards,
             sources=tuple(str(source) for source in self.sources[:1000]),
             skipped=skipped,
@@ -313,7 +315,7 @@ class _Build:
 
 
 def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
-    """Writes buckets and fences of a sorted shard; returns the description of its files."""
+    """Writes buckets, fences and page checksums of a sorted shard; describes its files."""
     text = sort.text_of(folder, shard, width)
     buckets, shift = find_buckets(text, top)
     buckets.astype("<i8").tofile(folder / file_name("buckets", shard))
@@ -322,8 +324,11 @@ def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
     with (folder / file_name("fences", shard)).open("wb") as stream:
         for piece in fence_pieces(text, table, positions):
             stream.write(piece.astype("<u8").data)
-    paths = {kind: folder / file_name(kind, shard) for kind in KINDS}
-    files = {kind: FileInfo(path.stat().st_size, sha256_of(path)) for kind, path in paths.items()}
+    paths = {kind: folder / file_name(kind, shard) for kind in FILES}
+    files: dict[str, FileInfo] = {
+        kind: FileInfo(path.stat().st_size, sha256_of(path)) for kind, path in paths.items()
+    }
+    files["pages"] = write_page_sums(folder, shard, width)
     documents = files["documents"].bytes // 8
     return ShardInfo(len(text), documents, top, positions, shift, files, STEP)
 

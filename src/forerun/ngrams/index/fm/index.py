@@ -28,6 +28,7 @@ from numba import njit
 from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build.suffix_array import pack, pointer_width, suffix_array, unpack
+from forerun.ngrams.index.build.verify import FAST, OFF, check_mode
 from forerun.ngrams.index.fm import wavelet
 from forerun.ngrams.index.fm.wavelet import Wavelet, access, descend
 from forerun.state import array_file
@@ -167,7 +168,7 @@ class FMIndex:
         found, counts = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
         size = wavelet.symbols(self.rows.transform, interval[0], interval[1], found, counts)
         first = 1 if size and found[0] == 0 else 0  # the text's end is not a token
-        return self.ids[found[first:size] - 1], counts[first:size]
+        return self._ids_of(found[first:size]), counts[first:size]
 
     def locate(self, interval: Interval, limit: int | None = None) -> np.ndarray:
         """The end position of each occurrence, in row order. int64 [m].
@@ -179,6 +180,8 @@ class FMIndex:
             max(0, right - left if limit is None else min(limit, right - left)), np.int64
         )
         locate(self.rows, left, self.length, out)
+        if len(out) and not 0 <= int(out.min()) <= int(out.max()) <= self.length:
+            raise damaged("a position is not in the text")
         return out
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
@@ -202,15 +205,25 @@ class FMIndex:
         skip = (self.length if known >= len(self._rows_kept) else known * self.rows.sample) - at
         out = np.empty(stop - start, np.int64)
         walk(self.rows, row, skip, out)
-        return self.ids[out - 1]
+        return self._ids_of(out)
+
+    def _ids_of(self, symbols: np.ndarray) -> np.ndarray:
+        """The ids of symbols. Raises DataError for a symbol of no id."""
+        if len(symbols) and not 1 <= int(symbols.min()) <= int(symbols.max()) <= len(self.ids):
+            raise damaged("a symbol of its text has no token id")
+        return self.ids[symbols - 1]
 
     @cached_property
     def _rows_kept(self) -> np.ndarray:
         """The row per stored position, in position order."""
         flags = np.empty(self.length + 1, np.bool_)
         read_bits(self.rows.marks[0], flags)
-        out = np.empty(len(self.rows.kept), np.int64)
-        out[self.rows.kept] = np.flatnonzero(flags)
+        kept, found = self.rows.kept, np.flatnonzero(flags)
+        is_right = len(found) == len(kept) and 0 <= kept.min() <= kept.max() < len(kept)
+        if not is_right:
+            raise damaged("its stored positions do not fit its text")
+        out = np.empty(len(kept), np.int64)
+        out[kept] = found
         return out
 
     # size and file
@@ -245,25 +258,39 @@ class FMIndex:
         array_file.write(path, Snapshot(KIND, self._arrays(), settings, counts), self.origin)
 
     @classmethod
-    def load(cls, path: Path | str, tokenizer: str = "") -> FMIndex:
+    def load(cls, path: Path | str, tokenizer: str = "", *, verify: str = FAST) -> FMIndex:
         """Loads an index file into memory.
 
-        tokenizer: the expected tokenizer hash. Raises DataError for a damaged file, ConfigError for
+        tokenizer: the expected tokenizer hash. verify: "full" and "fast" compare the file with its
+        checksum, "off" checks sizes only. Raises DataError for a damaged file, ConfigError for
         another tokenizer.
         """
-        snapshot, origin = array_file.read(path, KIND)
-        arrays, settings = dict(snapshot.arrays), snapshot.settings
-        length, num_kept = int(settings["length"]), int(snapshot.counts["kept"])
-        blocks = wavelet.aligned(arrays.pop("transform"))
-        marks = wavelet.aligned(arrays.pop("marks"))
+        check_mode(verify)
+        snapshot, origin = array_file.read(path, KIND, verify=verify != OFF)
+        try:
+            index = cls._of_arrays(dict(snapshot.arrays), snapshot, origin)
+        except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise damaged(f"{path}: {error!r}") from None
+        index.check_tokenizer(tokenizer, path)
+        return index
+
+    @classmethod
+    def _of_arrays(
+        cls, arrays: dict[str, np.ndarray], snapshot: Snapshot, origin: Origin
+    ) -> FMIndex:
+        """The index of a file's arrays. Raises ValueError for shapes that do not fit."""
+        settings, num_kept = snapshot.settings, int(snapshot.counts["kept"])
+        eos, length, sample = (int(settings[name]) for name in ("eos", "length", "sample"))
+        blocks, marks = arrays.pop("transform"), arrays.pop("marks")
+        zeros = arrays.pop("zeros").astype(np.int64)
         kept = unpack(arrays.pop("kept"), pointer_width(num_kept)).astype(np.int64)
         starts = unpack(arrays.pop("starts"), pointer_width(length)).astype(np.int64)
         ids = arrays.pop("ids").astype(np.int64)
-        bwt = Wavelet(blocks, arrays.pop("zeros").astype(np.int64))
-        rows = _rows(bwt, length + 1, marks, kept, int(settings["sample"]))
-        index = cls(rows, ids, starts, int(settings["eos"]), origin=origin, extra=arrays)
-        index.check_tokenizer(tokenizer, path)
-        return index
+        _check_shapes(blocks, marks, zeros, length + 1, sample)
+        _check_values(ids, starts, kept, num_kept, length)
+        bwt = Wavelet(wavelet.aligned(blocks), zeros)
+        rows = _rows(bwt, length + 1, wavelet.aligned(marks), kept, sample)
+        return cls(rows, ids, starts, eos, origin=origin, extra=arrays)
 
     def check_tokenizer(self, tokenizer: str, where: Path | str = "memory") -> None:
         """Raises ConfigError if the index was built with a tokenizer of another hash."""
@@ -273,6 +300,37 @@ class FMIndex:
                 f"the index in {where} was built with a tokenizer of another vocabulary "
                 f"({built[:12]}, here {tokenizer[:12]}); use that tokenizer, or build a new index"
             )
+
+
+def damaged(problem: str) -> DataError:
+    """The error for contradictory data of an index."""
+    return DataError(
+        f"the FM-index is damaged: {problem}; restore it from a copy, or build it again"
+    )
+
+
+def _check_shapes(
+    blocks: np.ndarray, marks: np.ndarray, zeros: np.ndarray, rows: int, sample: int
+) -> None:
+    """Raises ValueError unless the bit vectors have a bit per row."""
+    shape = (rows // wavelet.BITS + 1, wavelet.WORDS)
+    levels = len(zeros)
+    if blocks.shape != (levels, *shape) or marks.shape != (1, *shape):
+        raise ValueError(f"bit vectors of shapes {blocks.shape} and {marks.shape} for {rows} rows")
+    if {blocks.dtype, marks.dtype} != {np.dtype(np.uint64)} or not 1 <= levels <= 25 or sample < 1:
+        raise ValueError(f"{levels} levels of {blocks.dtype} words, sample {sample}")
+
+
+def _check_values(
+    ids: np.ndarray, starts: np.ndarray, kept: np.ndarray, num_kept: int, length: int
+) -> None:
+    """Raises ValueError unless ids and positions are in range and ascend."""
+    if not len(ids) or ids[0] < 0 or ids[-1] >= ID_LIMIT or (np.diff(ids) <= 0).any():
+        raise ValueError("its token ids do not ascend")
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != length - 1 or (np.diff(starts) < 1).any():
+        raise ValueError("its documents do not ascend")
+    if len(kept) != num_kept or not num_kept or kept.min() < 0 or kept.max() >= num_kept:
+        raise ValueError("its stored positions are out of range")
 
 
 def ids_of(pattern: Ids) -> np.ndarray:
@@ -364,11 +422,12 @@ def locate(rows: Rows, left: int, length: int, out: np.ndarray) -> None:
     """Writes the end positions of the occurrences at rows from `left`."""
     for i in range(len(out)):
         row, walked = left + i, 0
-        while not wavelet.is_set(rows.marks[0], row):
+        while walked < rows.sample and not wavelet.is_set(rows.marks[0], row):
             symbol, row = access(rows.transform, row)
             row += rows.shifts[symbol]
             walked += 1
-        at = rows.kept[wavelet.ones(rows.marks[0], row)] * rows.sample + walked
+        place = wavelet.ones(rows.marks[0], row)
+        at = rows.kept[max(0, min(place, len(rows.kept) - 1))] * rows.sample + walked
         out[i] = length - at
 
 

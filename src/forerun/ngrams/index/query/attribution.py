@@ -56,6 +56,7 @@ def longest_matches(index: Index, query: Ids, longest: int = 0) -> np.ndarray:
     for shard in index.shards:
         kernels.longest_prefixes(shard, q, longest or max(1, len(q)), out)
         np.maximum(best, out, out=best)
+    index.check_reads()
     return best
 
 

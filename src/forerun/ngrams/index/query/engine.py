@@ -24,8 +24,10 @@ import numpy as np
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build import encoders
 from forerun.ngrams.index.build import manifest as store
-from forerun.ngrams.index.build.shards import shard_of
+from forerun.ngrams.index.build.page_sums import PAGE_BYTES, touch_range, wrong_pages
+from forerun.ngrams.index.build.shards import open_shards, shard_of
 from forerun.ngrams.index.build.suffix_array import TYPES, Shard, largest_id, separator
+from forerun.ngrams.index.build.verify import FAST, check_mode, warn_without_pages
 from forerun.ngrams.index.query import attribution, kernels, results
 from forerun.ngrams.index.query import cnf as clauses
 from forerun.ngrams.index.query import documents as passages
@@ -52,8 +54,11 @@ class Index:
         encoder: encoders.Encoder | None = None,
         threads: int = 2,
         manifest: store.Manifest | None = None,
+        numbers: Many[int] | None = None,
     ) -> None:
         self.shards = list(shards)
+        self._numbers = range(len(self.shards)) if numbers is None else numbers  # on disk
+        self._flags = [shard.seen[-1:] for shard in self.shards]  # 1: a page was wrong
         self.separator = separator(self.shards[0].text.dtype)
         self.eos = self.separator if eos is None else eos
         self.library = library or passages.Library.of(self.shards, self.separator)
@@ -72,18 +77,23 @@ class Index:
         load: bool = False,
         threads: int = 2,
         blocked: Iterable[int] = (),
+        verify: str = FAST,
     ) -> Index:
         """Opens the index in a folder, mapped from disk, or in memory with `load`.
 
         tokenizer: must be the index's tokenizer; default: the copy in the index. blocked: numbers
-        of documents with hidden text. Raises DataError, ConfigError.
+        of documents with hidden text. verify: "full" reads all files at once, "fast" verifies each
+        page when a query first reads it, "off" verifies sizes only. Raises DataError, ConfigError.
         """
         path = Path(path)
+        check_mode(verify)
         manifest = store.read_manifest(path)
         encoder = None if tokenizer is None else encoders.load(tokenizer)
         if encoder is not None:
             same_tokenizer(path, manifest, encoder)
-        shards = store.open_shards(path, manifest, load=load)
+        shards = open_shards(path, manifest, load=load, verify=verify)
+        if verify == FAST:
+            warn_without_pages(path, manifest)
         library = passages.Library.open(path, manifest, frozenset(blocked))
         return cls(
             shards,
@@ -155,12 +165,38 @@ class Index:
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.threads, "index")
 
+    # verification
+
+    def check_reads(self) -> None:
+        """Raises DataError if a query has read a page that differs from its checksum."""
+        for number, flag in enumerate(self._flags):
+            if flag[0]:
+                raise DataError(self._damage(number))
+
+    def verify(self, number: int, part: int, data: np.ndarray, start: int, stop: int) -> None:
+        """Raises DataError unless data[start:stop] of a file of a shard match their checksums."""
+        stop = min(stop, len(data))
+        if 0 <= start < stop:
+            touch_range(*self.shards[number].pages, part, data, start, stop)
+        self.check_reads()
+
+    def _damage(self, number: int) -> str:
+        kind, page = next(wrong_pages(self.shards[number].pages))
+        name, shown = store.file_name(kind, self._numbers[number]), getattr(self, "path", "")
+        folder = Path(shown) / (self.manifest.folder if self.manifest else "")
+        return (
+            f"{folder / name} is damaged: bytes {page * PAGE_BYTES} to "
+            f"{(page + 1) * PAGE_BYTES - 1} differ from their checksum; restore it from a copy, or "
+            "build the index again"
+        )
+
     # queries
 
     def find(self, query: Ids) -> Match:
         """The occurrences of a query; an empty query occurs at every position."""
         q = self.ids(query)
         found = [kernels.find(shard, q, 0, len(q)) for shard in self.shards]
+        self.check_reads()
         return Match(sum(right - left for left, right in found), found)
 
     def count(self, query: Ids) -> int:
@@ -170,6 +206,7 @@ class Index:
         for shard in self.shards:
             left, right = kernels.find(shard, q, 0, len(q))
             total += right - left
+        self.check_reads()
         return total
 
     def count_many(self, queries: Many[Ids]) -> np.ndarray:
@@ -202,6 +239,7 @@ class Index:
         """The length of the longest suffix that occurs, and its occurrences."""
         q = self.ids(context)
         found = [kernels.longest_of(shard[:], q) for shard in self.shards]
+        self.check_reads()
         best = max(length for length, _, _ in found)
         intervals = [(left, right) if n == best else (0, 0) for n, left, right in found]
         return best, Match(sum(right - left for left, right in intervals), intervals)
@@ -295,6 +333,7 @@ class Index:
                 kernel(*job)
         else:
             list(self._pool.map(lambda job: kernel(*job), jobs))
+        self.check_reads()
         return out
 
     def _prob(self, match: Match, whole: np.ndarray, length: int) -> Prob:
@@ -313,16 +352,19 @@ class Index:
             count += b - a
             if whole[-1] == self.separator:  # the last document has no separator after it
                 count += kernels.next_token(shard, left, length) == kernels.END
+        self.check_reads()
         return count
 
     def _next_tokens(
         self, found: np.ndarray, units: np.ndarray
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Next tokens of matches (length, left, right) int64 [S, m, 3], per shard."""
-        return [
+        parts = [
             kernels.next_tokens_many(shard, rows, units, self._max_distinct)
             for shard, rows in zip(self.shards, found, strict=True)
         ]
+        self.check_reads()
+        return parts
 
     def _next(self, match: Match, length: int, max_support: int | None) -> Next:
         unit = results.unit_for(match.count, max_support)
@@ -333,6 +375,7 @@ class Index:
                 ids, counts = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
                 size = kernels.next_tokens(shard, length, left, right, unit, ids, counts)
                 parts.append((ids[:size], counts[:size]))
+        self.check_reads()
         return results.add_up(self.eos, self.separator, parts, match.count, length, unit > 1)
 
 

@@ -1,11 +1,13 @@
 """Builds an index: tokenizes, sorts, computes checksums, and writes the manifest last.
 
 A build works in INDEX/building. An earlier index stays valid until the new manifest is written.
-After an interruption the same command continues the build.
+After an interruption the same command continues the build. After bad input, which makes the user
+change something, a build with other options or sources continues if it can, or else starts again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
@@ -158,7 +160,11 @@ class _Build:
         start = time.perf_counter()
         sort.warm_up(self.width)
         self._timed("compile", start)
-        self._tokenise()
+        try:
+            self._tokenise()
+        except DataError:
+            self._mark_refused()
+            raise
         self._sort()
         return self._finish()
 
@@ -178,17 +184,29 @@ class _Build:
             found = {"plan": plan, "seconds": {}, "resumed": 0}
         else:
             found["resumed"] += 1
-        if found["plan"] != plan:
-            differ = [key for key in plan if plan[key] != found["plan"].get(key)]
+        differ = [key for key in plan if plan[key] != found["plan"].get(key)]
+        if differ == ["on_error"] and not found.get("tokenise", {}).get("skipped"):
+            found["plan"] = plan  # no record was skipped so far: both options give the same files
+        elif differ and found.get("is_refused"):
+            return self._begin(restart=True)
+        elif differ:
             raise ConfigError(
                 f"{self.path} has an interrupted build with other {', '.join(differ)}; continue "
                 "with the same options, or discard it with --restart"
             )
+        found.pop("is_refused", None)
         self.state = found
         self._save()
 
+    def _mark_refused(self) -> None:
+        """Records that the input was bad; the next build may have other options."""
+        if self.folder.is_dir():
+            self.state["is_refused"] = True
+            self._save()
+
     def _save(self) -> None:
-        write_whole(self.folder / "state.json", json.dumps(self.state), write_error)
+        text = json.dumps(self.state | {"checksum": _checksum(self.state)})
+        write_whole(self.folder / "state.json", text, write_error)
 
     def _saver(self, key: str) -> Callable[[Any], None]:
         def save(state: Any) -> None:
@@ -351,9 +369,16 @@ def peak_bytes() -> int:
 
 
 def _read_state(file: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        return json.loads(file.read_text())
+    """The state of an interrupted build; None if there is none, or it is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        state = dict(json.loads(file.read_text()))
+        if state.pop("checksum") == _checksum(state):
+            return state
     return None
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 class _write_errors:

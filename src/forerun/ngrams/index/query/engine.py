@@ -380,9 +380,14 @@ class Index:
 
 
 def same_tokenizer(path: Path, manifest: store.Manifest, encoder: encoders.Encoder) -> None:
-    """Raises ConfigError unless the index was built with a tokenizer of the same vocabulary."""
-    built = manifest.tokenizer
+    """Raises ConfigError unless the index was built with a tokenizer of the same vocabulary.
+
+    An index of ids, or of a function, accepts any tokenizer with enough ids.
+    """
+    built, top = manifest.tokenizer, max(shard.top for shard in manifest.shards)
     if encoder.fingerprint == built["fingerprint"]:
+        return
+    if not built["fingerprint"] and (encoder.size is None or top < encoder.size):
         return
     raise ConfigError(
         f"the index in {path} was built with tokenizer {built['name']!r} ({built['vocabulary']} "

@@ -106,7 +106,8 @@ def read(
 ) -> tuple[Snapshot, Origin]:
     """The contents of a file that `write` made, compared with its checksum unless `verify` is off.
 
-    kind: the only accepted kind. Raises DataError if the file is not exactly what was written, or of another kind.
+    kind: the only accepted kind. Raises DataError if the file is not exactly what was written, or
+    of another kind.
     """
     path = Path(path)
     header, arrays = _open(path)

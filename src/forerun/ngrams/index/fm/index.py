@@ -16,6 +16,7 @@ continuations add up to its own count, except at the text's end; extract returns
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from functools import cached_property
@@ -33,6 +34,7 @@ from forerun.ngrams.index.fm import wavelet
 from forerun.ngrams.index.fm.wavelet import Wavelet, access, descend
 from forerun.state import array_file
 from forerun.state.array_file import Origin
+from forerun.utils.numbers import token_ids, whole
 
 KIND = "fm-index"
 ID_LIMIT = 1 << 24  # ids must be smaller: they index a table
@@ -84,8 +86,7 @@ class FMIndex:
         cls, documents: Iterable[Ids], eos: int, *, sample: int = SAMPLE, tokenizer: str = ""
     ) -> FMIndex:
         """Indexes documents of token ids. Raises DataError for missing or invalid documents."""
-        if not 0 <= eos < ID_LIMIT:
-            raise DataError(f"eos={eos} is out of range; use 0 to {ID_LIMIT - 1}")
+        eos = whole("eos", eos, 0, ID_LIMIT - 1)
         parts = [np.array([eos], np.int64)]
         for number, document in enumerate(documents):
             part = _checked(document, number, eos)
@@ -106,8 +107,7 @@ class FMIndex:
         tokenizer: str = "",
     ) -> FMIndex:
         """Indexes a text [n] with an eos at every position of `starts` [documents + 1]."""
-        if sample < 1:
-            raise ConfigError(f"sample={sample} is too small; use at least 1, usually {SAMPLE}")
+        sample = whole(f"sample (usually {SAMPLE})", sample)
         ids, symbols = np.unique(text, return_inverse=True)
         symbols = symbols[::-1].astype(np.uint16 if len(ids) < (1 << 16) - 2 else np.uint32)
         symbols += 1
@@ -144,7 +144,7 @@ class FMIndex:
 
     def extend(self, interval: Interval, token: int) -> Interval:
         """The rows of a pattern extended by a token on the right; (0, 0) if there are none."""
-        symbol = self.symbol(token)
+        symbol = self.symbol(operator.index(token))
         if not symbol or interval[0] >= interval[1]:
             return 0, 0
         return step(self.rows, symbol, interval[0], interval[1])
@@ -176,9 +176,8 @@ class FMIndex:
         A pattern of m tokens begins m before it. limit: most occurrences.
         """
         left, right = interval
-        out = np.empty(
-            max(0, right - left if limit is None else min(limit, right - left)), np.int64
-        )
+        most = right - left if limit is None else whole("limit", limit, 0)
+        out = np.empty(max(0, min(most, right - left)), np.int64)
         locate(self.rows, left, self.length, out)
         if len(out) and not 0 <= int(out.min()) <= int(out.max()) <= self.length:
             raise damaged("a position is not in the text")
@@ -191,13 +190,14 @@ class FMIndex:
 
     def extract(self, document: int) -> np.ndarray:
         """The ids of a document, int64. Raises DataError for a number out of range."""
-        if not 0 <= document < self.num_documents:
+        if document not in range(self.num_documents) or isinstance(document, float):
             raise DataError(f"there is no document {document}; use 0 to {self.num_documents - 1}")
         return self.text(int(self.starts[document]) + 1, int(self.starts[document + 1]))
 
     def text(self, start: int, stop: int) -> np.ndarray:
         """The ids at positions [start, stop) of the text, with eos between documents. int64."""
-        if not 0 <= start <= stop <= self.length:
+        is_whole = not isinstance(start, float) and not isinstance(stop, float)
+        if not (is_whole and 0 <= start <= stop <= self.length):
             raise DataError(f"range {start}..{stop} is invalid; use a range in 0..{self.length}")
         at = self.length - start  # position in the reversed text
         known = -(-at // self.rows.sample)
@@ -335,20 +335,14 @@ def _check_values(
 
 def ids_of(pattern: Ids) -> np.ndarray:
     """A pattern as an int64 array. Raises DataError if it is not a list of ids."""
-    try:
-        ids = np.asarray(pattern, np.int64)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"expected token ids, got {pattern!r:.80} ({error})") from None
-    if ids.ndim != 1:
-        raise DataError(f"expected a list of token ids, got an array of shape {ids.shape}")
-    return ids
+    return token_ids(pattern)
 
 
 def _checked(document: Ids, number: int, eos: int) -> np.ndarray:
     try:
-        part = np.asarray(document, np.int64).reshape(-1)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"document {number}: expected token ids ({error})") from None
+        part = token_ids(document)
+    except DataError as error:
+        raise DataError(f"document {number}: {error}") from None
     if len(part) == 0:
         raise DataError(f"document {number} is empty; leave it out")
     if part.min() < 0 or part.max() >= ID_LIMIT or (part == eos).any():

@@ -17,6 +17,7 @@ from forerun.errors import ConfigError
 from forerun.ngrams.index.build.page_sums import TABLE
 from forerun.ngrams.index.build.suffix_array import Shard, token_at, unpack
 from forerun.ngrams.index.query.documents import damaged
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.ngrams.index.query.engine import Ids, Index
@@ -47,7 +48,7 @@ def find(
     clause or term.
     """
     check(cnf, max_clause_freq, max_diff_tokens)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole("seed", seed, 0))
     factor = 1.0
     per_clause = []
     for clause in cnf:
@@ -68,11 +69,8 @@ def check(cnf: Many[Many[Ids]], max_clause_freq: int, max_diff_tokens: int) -> N
         raise ConfigError("expected clauses of at least one term each, got an empty clause")
     if any(not len(term) for clause in cnf for term in clause):
         raise ConfigError("an empty term matches everywhere; use at least one token per term")
-    if max_clause_freq < 1 or max_diff_tokens < 0:
-        raise ConfigError(
-            f"max_clause_freq={max_clause_freq}, max_diff_tokens={max_diff_tokens} are out of "
-            "range; use at least 1 and 0"
-        )
+    whole("max_clause_freq", max_clause_freq)
+    whole("max_diff_tokens", max_diff_tokens, 0)
 
 
 def matches(

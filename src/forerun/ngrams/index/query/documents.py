@@ -16,6 +16,7 @@ from forerun.ngrams.index.build import manifest as store
 from forerun.ngrams.index.build.page_sums import DOCUMENTS, LINES, METADATA, TEXT
 from forerun.ngrams.index.build.suffix_array import Shard
 from forerun.ngrams.index.query import kernels
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.ngrams.index.query.engine import Index, Match
@@ -131,8 +132,7 @@ def at(index: Index, shard: int, position: int, window: int = WINDOW) -> Passage
 
 def around(index: Index, shard: int, local: int, position: int, window: int) -> Passage:
     """`at` for a known document number `local` in the shard."""
-    if window < 1:
-        raise ConfigError(f"window={window} is too small; use at least 1 token")
+    window = whole("window", window)
     text = index.shards[shard].text
     begin, end = index.library.span(index, shard, local)
     hit = max(begin, position)
@@ -157,8 +157,10 @@ def around(index: Index, shard: int, local: int, position: int, window: int) -> 
 def document(index: Index, number: int, *, window: int = WINDOW) -> Passage:
     """The beginning of a document. Raises ConfigError for a number out of range."""
     count = index.library.documents
-    if not 0 <= number < count:
-        raise ConfigError(f"there is no document {number}; use 0 to {count - 1}")
+    if not isinstance(number, int | np.integer) or not 0 <= number < count:
+        raise ConfigError(
+            f"there is no document {number!r}; use a whole number from 0 to {count - 1}"
+        )
     local, shard = divmod(number, len(index.shards))
     begin, _ = index.library.span(index, shard, local)
     return around(index, shard, local, begin, window)
@@ -196,8 +198,7 @@ def search_ranges(
 
 def draw(sizes: Many[int], limit: int, seed: int) -> Iterable[tuple[int, int]]:
     """Up to `limit` distinct (group, member) pairs from groups of these sizes."""
-    if limit < 1:
-        raise ConfigError(f"limit={limit} is too small; use at least 1")
+    limit, seed = whole("limit", limit), whole("seed", seed, 0)
     total, ends = sum(sizes), np.cumsum(sizes)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(max(1, total), min(limit, total), replace=False)

@@ -32,6 +32,7 @@ from forerun.ngrams.index.query import attribution, kernels, results
 from forerun.ngrams.index.query import cnf as clauses
 from forerun.ngrams.index.query import documents as passages
 from forerun.ngrams.index.query.results import Match, Next, Prob
+from forerun.utils.numbers import token_ids, whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -115,15 +116,13 @@ class Index:
         threads: int = 1,
     ) -> Index:
         """Builds an index in memory from documents of token ids."""
-        if width not in TYPES or shards < 1:
-            raise ConfigError(
-                f"width={width}, shards={shards} are invalid; use a width of 1, 2 or 4, and at "
-                "least 1 shard"
-            )
+        if width not in TYPES:
+            raise ConfigError(f"width={width!r} is invalid; use 1, 2 or 4 bytes per token")
+        shards = whole("shards", shards)
         end = separator(TYPES[width])
         texts: list[list[int]] = [[] for _ in range(shards)]
         for i, document in enumerate(documents):
-            ids = [int(t) for t in document]
+            ids = token_ids(document).tolist()
             if any(not 0 <= t < end for t in ids):
                 raise DataError(
                     f"document {i}: token ids must be in 0..{end - 1} for {width} bytes, got "
@@ -296,13 +295,11 @@ class Index:
     # parts
 
     def ids(self, query: Ids) -> np.ndarray:
-        """A query for the kernels, int64: eos becomes the separator, invalid ids NO_ID."""
-        try:
-            q = np.array(query, dtype=np.int64)
-        except (OverflowError, TypeError, ValueError) as error:
-            raise DataError(f"expected a list of token ids, got {query!r:.80} ({error})") from None
-        if q.ndim != 1:
-            raise DataError(f"expected a list of token ids, got an array of shape {q.shape}")
+        """A query for the kernels, int64: eos becomes the separator, invalid ids NO_ID.
+
+        Raises DataError for fractions and texts.
+        """
+        q = token_ids(query)
         kernels.normalize_ids(q, self.eos, self.separator, NO_ID)
         return q
 
@@ -311,8 +308,8 @@ class Index:
         starts = np.zeros(len(queries) + 1, np.int64)
         try:
             np.cumsum([len(query) for query in queries], out=starts[1:])
-            flat = np.fromiter(chain.from_iterable(queries), np.int64, int(starts[-1]))
-        except (OverflowError, TypeError, ValueError) as error:
+            flat = token_ids(list(chain.from_iterable(queries)))
+        except TypeError as error:
             raise DataError(f"expected lists of token ids, got {queries!r:.80} ({error})") from None
         kernels.normalize_ids(flat, self.eos, self.separator, NO_ID)
         return flat, starts

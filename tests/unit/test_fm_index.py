@@ -146,7 +146,7 @@ def test_what_no_text_holds() -> None:
         ([[1, END]], "without eos="),
         ([[1, -3]], "expected ids in"),
         ([[1 << 24]], "expected ids in"),
-        ([["x"]], "expected token ids"),
+        ([["x"]], "list of token ids"),
     ],
 )
 def test_documents_that_cannot_be_indexed(documents: list, says: str) -> None:

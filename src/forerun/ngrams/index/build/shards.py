@@ -42,7 +42,8 @@ def read_only(shard: Shard) -> Shard:
         return view
 
     names = ("text", "table", "buckets", "fences", "sums", "firsts")
-    return shard._replace(**{name: closed(getattr(shard, name)) for name in names})
+    arrays: dict[str, Any] = {name: closed(getattr(shard, name)) for name in names}
+    return shard._replace(**arrays)
 
 
 def open_shards(

@@ -117,8 +117,10 @@ def test_an_index_of_before_there_were_fences_is_read(sharded: Path) -> None:
     manifest = store.read_manifest(sharded)
     shards = []
     for number, info in enumerate(manifest.shards):
-        file_of(sharded, "fences", number).unlink()
-        files = {kind: file for kind, file in info.files.items() if kind != "fences"}
+        files = dict(info.files)
+        for kind in ("fences", "pages"):
+            file_of(sharded, kind, number).unlink()
+            del files[kind]
         shards.append(replace(info, files=files, step=0))
     (sharded / "manifest.json").write_text(replace(manifest, shards=tuple(shards)).to_json())
     assert Index.open(sharded).count_many([[1, 2], [3], [0, 0, 4]]).tolist() == expected

@@ -115,14 +115,14 @@ def test_shifts_are_kept_for_a_bounded_number_of_contexts(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("strength", [-0.1, 1.5, math.nan])
 def test_a_strength_outside_0_to_1_is_refused(strength: float) -> None:
-    with pytest.raises(ConfigError, match=r"must be in \[0, 1\], got .*0\.1 to 0\.3"):
+    with pytest.raises(ConfigError, match=r"0\.1 to 0\.3.*must be in \[0, 1\], got"):
         NgramStyle(MODEL, strength=strength)
 
 
 def test_other_options_are_refused() -> None:
     with pytest.raises(UnknownName, match="unknown form of n-gram style 'flored'.*'floored'"):
         NgramStyle(MODEL, form="flored")
-    with pytest.raises(ConfigError, match="smoothing above 0"):
+    with pytest.raises(ConfigError, match="smoothing .*above 0"):
         NgramStyle(MODEL, smoothing=0)
     with pytest.raises(ConfigError, match="counts n-grams up to 3, but there are 4 weights"):
         NgramStyle(MODEL, weights=(0.1, 0.2, 0.3, 0.4))

@@ -29,6 +29,7 @@ from forerun.runner.soft_embeddings import MixedStream
 from forerun.search.superposed import (
     Draft,
     Settings,
+    Superposed,
     drafts_of,
     extend,
     likeliest,
@@ -149,6 +150,91 @@ def test_shares_equal_the_rows(data: st.DataObject) -> None:
     assert counts.shares(last, np.arange(4), weights) == pytest.approx(wanted)
 
 
+# ------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"weights": (0.1, -0.1)}, "weight"),
+        ({"weights": (0.1, math.nan)}, "weight"),
+        ({"weights": ()}, "weight"),
+        ({"weights": (0.0, 0.0)}, "weights"),
+        ({"ngram_weight": math.nan}, "ngram_weight"),
+        ({"penalty": math.inf}, "penalty"),
+        ({"penalty": -1.0}, "penalty"),
+        ({"k": 2.5}, "k, "),
+        ({"candidates": 3.5}, "candidates"),
+        ({"candidates": -1}, "candidates"),
+        ({"candidates": 2}, "candidates=2"),
+    ],
+)
+def test_settings_out_of_range_are_named(options: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Settings(**options)
+
+
+def test_prompts_and_drafts_are_token_ids(model: forerun.Model) -> None:
+    size = model.target.vocab_size
+    for prompt in ([5, -1], [5, size], [5.5], ["Anna", "has"], [[5]], []):
+        with pytest.raises(DataError):
+            superposed(model, prompt, ngram_weight=0.0)
+        with pytest.raises(DataError):
+            rescored(model, prompt, [Draft((1,))])
+    for tokens in ((1, size), (-3,), (1.5,)):
+        with pytest.raises(DataError):
+            rescored(model, PROMPT, [Draft(tokens)])
+    for num in (0, -1, 2.5, math.nan):
+        with pytest.raises(ConfigError, match="max_new_tokens"):
+            superposed(model, PROMPT, ngram_weight=0.0, max_new_tokens=num)
+
+
+def test_counts_of_another_vocabulary_are_refused(model: forerun.Model) -> None:
+    size = model.tokenizer.vocab_size
+    text = [np.array([1, 2, 3, 1, 2])]
+    for counts in (
+        NgramModel.count(text, vocab_size=6),
+        NgramModel.count(text, vocab_size=size, tokenizer="of another model"),
+    ):
+        with pytest.raises(ConfigError, match="another vocabulary"):
+            superposed(model, PROMPT, ngrams=counts)
+    for ngrams in ("a text", ["a", "b"], 3):
+        with pytest.raises(ConfigError, match="ngrams"):
+            superposed(model, PROMPT, ngrams=ngrams)
+
+
+def test_there_are_always_k_drafts(model: forerun.Model) -> None:
+    """Also where the n-grams know a single successor, or none."""
+    text = model.tokenizer.encode(PROMPT)
+    counts = NgramModel.count([np.array(text)], vocab_size=model.tokenizer.vocab_size, order=6)
+    for length in range(1, len(text)):
+        for num in (1, 2, 4):
+            found = superposed(model, text[:length], ngrams=counts, k=3, max_new_tokens=num)
+            assert len({d.tokens for d in found.drafts}) == 3
+            assert all(math.isfinite(d.score) for d in found.drafts)
+            assert "3 drafts from" in found.remarks(1.0)[1]
+
+
+def test_a_seen_successor_comes_before_the_likelier_others() -> None:
+    """One of three candidates is in the n-grams: it is first, the others follow by likelihood."""
+    how = Settings(k=3, penalty=200.0)
+    logp, shares = np.log([0.6, 0.3, 0.1]), np.array([0.0, 0.0, 0.2])
+    scores = mixed_scores(logp, shares, how)
+    penalised = (1 - how.ngram_weight) * logp - how.penalty
+    ids = np.array([7, 8, 9])
+    found = extend([Draft(())], ids, scores[None], 6, how.k, penalised)
+    assert [d.tokens for d in found] == [(9,), (7,), (8,)]
+    assert found[1].score == pytest.approx(0.46 * math.log(0.6) - 200)
+    assert len(extend([Draft(())], ids, scores[None], 6)) == 1
+
+
+def test_a_model_that_allows_fewer_tokens_is_said() -> None:
+    found = Superposed("x", [Draft((1,), 0.0, "a")], 2, 3)
+    assert "1 draft of 3: the model allows no other tokens" in found.remarks(1.0)[1]
+
+
 # ------------------------------------------------------------------- mixed embeddings
 
 
@@ -246,9 +332,12 @@ def test_plain_scores_are_those_of_the_plain_model(
     [
         ({"k": 1}, "must be at least 2, got 1.*generate --temperature 0"),
         ({"ngram_weight": 1.2}, r"must be in \[0, 1\], got 1.2"),
-        ({"temperature": 0.0}, "temperature above 0"),
+        ({"temperature": 0.0}, "temperature .*must be a finite number above 0"),
         ({}, "needs n-gram counts, got none; give ngrams="),
-        ({"ngram_weight": 0.0, "max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        (
+            {"ngram_weight": 0.0, "max_new_tokens": 0},
+            "max_new_tokens must be a whole number of at least 1",
+        ),
     ],
 )
 def test_bad_options_are_refused(model: forerun.Model, options: dict, words: str) -> None:

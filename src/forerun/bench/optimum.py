@@ -18,8 +18,10 @@ from functools import cache
 import numpy as np
 
 from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree
+from forerun.errors import ConfigError
 from forerun.growers.greedy_mix import most_likely
 from forerun.utils.jit import compiled
+from forerun.utils.numbers import whole
 
 NUM_POINTS = 16  # Gauss-Legendre points per panel
 FIRST_PANEL_END, LAST_PANEL_END = 0.25, 1e60  # times; each panel doubles the end
@@ -38,8 +40,13 @@ def without_replacement(p: np.ndarray, q: np.ndarray, count: int) -> float:
 
 
 def greedy(p: np.ndarray, q: np.ndarray, count: int) -> float:
-    """p(Top) + sum min(p, norm[q without Top]): the count - 1 most likely tokens and one draw."""
-    drafts = Proposal.of(q)
+    """p(Top) + sum min(p, norm[q without Top]): the count - 1 most likely tokens and one draw.
+
+    No draft is accepted of none: 0 for count 0.
+    """
+    if whole("count", count, 0) == 0:
+        return best_acceptance(p, q, 0, SWOR)
+    drafts = Proposal.of(_normalised("q", q))
     top = drafts.ids[most_likely(drafts, min(count, len(drafts.ids)) - 1)]
     return best_acceptance(p, q, 1, SWOR, tuple(top))
 
@@ -49,18 +56,24 @@ def best_acceptance(
 ) -> float:
     """The optimum for the tokens `chosen` and `count` drafts from q [V], IID or SWOR.
 
-    Draws without replacement exclude the chosen tokens. p and q need not be normalised.
+    Draws without replacement exclude the chosen tokens. p and q need not be normalised. Raises
+    ConfigError for distributions and numbers that are none.
     """
-    p, q = _normalised(p), q.astype(np.float64)
+    count = whole("count", count, 0)
+    p, q = _normalised("p", p), _normalised("q", q)
+    if len(p) != len(q):
+        raise ConfigError(f"p and q must have one length, got {len(p)} and {len(q)}")
+    if law not in (IID, SWOR):
+        raise ConfigError(f"law must be IID ({IID}) or SWOR ({SWOR}), got {law!r}")
     is_free = np.ones(len(p), bool)
-    is_free[list(chosen)] = False
+    is_free[[whole("a chosen token", token, 0, len(p) - 1) for token in chosen]] = False
     if law == SWOR:
         q = np.where(is_free, q, 0.0)
         count = min(count, int(np.count_nonzero(q)))
     base = float(p[~is_free].sum())
     if count < 1:
         return min(1.0, base)
-    q = _normalised(q)
+    q = q / q.sum()
     on = np.flatnonzero(is_free & (q > 0))  # a token that is never drafted only adds p to a set
     with np.errstate(divide="ignore"):
         order = on[np.argsort(-q[on] / p[on])]
@@ -79,7 +92,7 @@ def for_drafts(tree: Tree, drafts: list[int], p: np.ndarray) -> float | None:
     points = [node for node in drafts if tree.laws[node] == POINT]
     chosen = tuple(sorted({int(tree.tokens[node]) for node in points}))
     if not drawn:
-        return float(_normalised(p)[list(chosen)].sum())
+        return float(best_acceptance(p, p, 0, SWOR, chosen))
     q, proposal = np.zeros(len(p)), tree.q(drawn[0])
     assert proposal is not None, "drawn nodes carry their q"
     q[proposal.ids] = proposal.probs
@@ -97,8 +110,14 @@ def candidates(tree: Tree, node: int) -> list[int]:
     return sorted(child for n in equal or [-1] for child in tree.children(n))
 
 
-def _normalised(law: np.ndarray) -> np.ndarray:
-    wide = law.astype(np.float64)
+def _normalised(name: str, law: np.ndarray) -> np.ndarray:
+    """A distribution [V] as float64 of sum 1. Raises ConfigError if it is none."""
+    wide = np.asarray(law, np.float64)
+    if wide.ndim != 1 or not np.isfinite(wide).all() or (wide < 0).any() or not wide.sum() > 0:
+        raise ConfigError(
+            f"{name} must be a list of finite probabilities of at least 0, not all 0; got "
+            f"{law!r:.80}"
+        )
     return wide / wide.sum()
 
 

@@ -47,6 +47,7 @@ Whole = Annotated[
 Window = Annotated[int, typer.Option("--window", help="Tokens to show per document.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Number of different passages.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the shown occurrences.")]
+Verify = index_fm.Verify
 
 
 @app.command("build")
@@ -150,16 +151,26 @@ def check(
     raise typer.Exit(1 if found else 0)
 
 
+@app.command("checksum")
+def checksum(index: Where) -> None:
+    """Add page checksums to an index of an older release, so that queries notice damage."""
+    from forerun.ngrams.index.build.verify import add_page_sums
+
+    manifest = add_page_sums(index)
+    typer.echo(f"{index}: {manifest.bytes_of('pages'):,} bytes of page checksums; all files whole")
+
+
 @app.command("count")
 def count(
     index: Where,
     queries: options.Queries,
     ids: options.AsIds = False,
     tokenizer: Tokenizer = None,
+    verify: Verify = "fast",
     is_json: options.Json = False,
 ) -> None:
     """Count the occurrences of texts."""
-    engine = load(index, tokenizer)
+    engine = load(index, tokenizer, verify)
     tokens = [read_query(engine, query, ids) for query in queries]
     counts = engine.count_many(tokens).tolist()
     for query, found, n in zip(queries, tokens, counts, strict=True):
@@ -177,10 +188,11 @@ def prob(
     ids: options.AsIds = False,
     whole: Whole = False,
     tokenizer: Tokenizer = None,
+    verify: Verify = "fast",
     is_json: options.Json = False,
 ) -> None:
     """Show the probability of a token after a context's longest suffix in the corpus."""
-    engine = load(index, tokenizer)
+    engine = load(index, tokenizer, verify)
     tokens, after = read_query(engine, context, ids), read_query(engine, following, ids)
     if not after:
         raise ConfigError("expected a token that follows the context, got nothing")
@@ -213,12 +225,13 @@ def ntd(
     max_support: Support = 1000,
     top: Annotated[int, typer.Option("--top", min=0, help="Tokens to show; 0: all.")] = 20,
     tokenizer: Tokenizer = None,
+    verify: Verify = "fast",
     is_json: options.Json = False,
 ) -> None:
     """Show the next-token distribution after a context."""
     from forerun.cli.index_show import next_record
 
-    engine = load(index, tokenizer)
+    engine = load(index, tokenizer, verify)
     tokens = read_query(engine, context, ids)
     found = (engine.ntd if whole else engine.infgram_ntd)(tokens, max_support or None)
     record = next_record(engine, tokens, found, top)
@@ -251,13 +264,14 @@ def search(
         typer.Option("--max-clause-freq", min=1, help="Occurrences of a term to use, at random."),
     ] = 50_000,
     tokenizer: Tokenizer = None,
+    verify: Verify = "fast",
     is_json: options.Json = False,
 ) -> None:
     """Show passages with a text, or with several near each other. "a|b" is either of two."""
     from forerun.cli.index_show import passage_record
     from forerun.ngrams.index.query import documents as passages
 
-    engine = load(index, tokenizer)
+    engine = load(index, tokenizer, verify)
     cnf = [[read_query(engine, t, ids) for t in term.split("|") if t] for term in terms]
     if len(cnf) == 1 and len(cnf[0]) == 1:
         match = engine.find(cnf[0][0])
@@ -300,6 +314,7 @@ def attribute(
     window: Window = 50,
     seed: Seed = 0,
     tokenizer: Tokenizer = None,
+    verify: Verify = "fast",
     is_json: options.Json = False,
 ) -> None:
     """Show which spans of a text occur in the corpus, the unlikeliest first."""
@@ -307,7 +322,7 @@ def attribute(
     from forerun.cli.prompts import STDIN, from_stdin
     from forerun.ngrams.index.query.attribution import novelty
 
-    engine = load(index, tokenizer)
+    engine = load(index, tokenizer, verify)
     tokens = read_query(engine, from_stdin() if text == STDIN else text, ids)
     found = engine.attribute(
         tokens,
@@ -356,13 +371,13 @@ def builder(engine: str) -> Callable[..., Manifest]:
     return ray_index.build
 
 
-def load(path: Path, tokenizer: str | None) -> Index:
-    """Opens the index."""
+def load(path: Path, tokenizer: str | None, verify: str) -> Index:
+    """Opens the index. Raises ConfigError, DataError."""
     from forerun.ngrams.index.query.engine import Index
     from forerun.utils import jit_cache
 
     jit_cache.watch(notice)
-    return Index.open(path, tokenizer=tokenizer)
+    return Index.open(path, tokenizer=tokenizer, verify=verify)
 
 
 def read_query(index: Index, text: str, is_ids: bool) -> list[int]:

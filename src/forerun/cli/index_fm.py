@@ -32,6 +32,14 @@ TokenizerName = Annotated[
     typer.Option("--tokenizer", help="Model folder, tokenizer.json, hub id or embedded model."),
 ]
 
+Verify = Annotated[
+    str,
+    typer.Option(
+        "--verify",
+        help="full: verify all files first; fast: what a query reads; off: only sizes.",
+    ),
+]
+
 
 @app.command("build")
 def build(
@@ -94,10 +102,11 @@ def count(
     queries: options.Queries,
     ids: options.AsIds = False,
     tokenizer: TokenizerName = "reasoner",
+    verify: Verify = "fast",
     is_json: options.Json = False,
 ) -> None:
     """Count the occurrences of texts."""
-    index, reader = load(file, tokenizer, ids)
+    index, reader = load(file, tokenizer, ids, verify)
     for query in queries:
         tokens = read_query(reader, query)
         n = index.count(tokens)
@@ -115,10 +124,11 @@ def locate(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Occurrences to show.")] = 10,
     window: Annotated[int, typer.Option(min=0, help="Tokens to show on each side.")] = 12,
     tokenizer: TokenizerName = "reasoner",
+    verify: Verify = "fast",
     is_json: options.Json = False,
 ) -> None:
     """Show where a text occurs: document, token offset and surrounding text."""
-    index, reader = load(file, tokenizer, ids)
+    index, reader = load(file, tokenizer, ids, verify)
     tokens = read_query(reader, query)
     if not tokens:
         raise ConfigError("expected a text to look for, got nothing")
@@ -159,14 +169,14 @@ def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
         notice(f"skipped {counted(skipped, 'unreadable record')}")
 
 
-def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | None]:
+def load(file: Path, tokenizer: str, is_ids: bool, verify: str) -> tuple[FMIndex, Encoder | None]:
     """The index and the encoder of its queries, None for ids. Raises ConfigError, DataError."""
     from forerun.ngrams.index.build import encoders
     from forerun.ngrams.index.fm.index import FMIndex
     from forerun.utils import jit_cache
 
     jit_cache.watch(notice)
-    index = FMIndex.load(file)
+    index = FMIndex.load(file, verify=verify)
     if is_ids:
         return index, None
     from forerun.models.identity import tokenizer_hash

@@ -78,7 +78,7 @@ def summary(path: Path, manifest: Manifest) -> dict[str, Any]:
         "documents": manifest.documents,
         "shards": len(manifest.shards),
         "width": manifest.width,
-        "tokenizer": dict(manifest.tokenizer),
+        "tokenizer": {k: v for k, v in manifest.tokenizer.items() if k != "files"},
         "eos": manifest.eos,
         "bytes": manifest.bytes_of(),
         "bytes_per_token": round(core / tokens, 3),

@@ -21,6 +21,7 @@ from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.ngrams.index.fm.index import FMIndex, Interval
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -42,8 +43,8 @@ def check(begin: str, window: int | None) -> None:
     """Raises ConfigError for values out of range, UnknownName for an unknown `begin`."""
     if begin not in BEGINNINGS:
         raise UnknownName.of("beginning", begin, BEGINNINGS)
-    if window is not None and window < 1:
-        raise ConfigError(f"window must be at least 1 token, got {window}; 3 or more are usual")
+    if window is not None:
+        whole("window (3 or more tokens are usual)", window)
 
 
 class Corpus(Shaper):

@@ -25,6 +25,7 @@ from forerun.ngrams.index.build.manifest import read_manifest
 from forerun.ngrams.index.query.engine import Index, check_tokenizer
 from forerun.ngrams.index.query.interpolate import Forest, TwoWeights, Weigh, features
 from forerun.registry import Corpus, File
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -49,10 +50,8 @@ class InfiniMix(Shaper):
         max_support: int = 1000,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        if min(context, max_support) < 1:
-            raise ConfigError(
-                f"context and max_support must be at least 1, got {context} and {max_support}"
-            )
+        whole("context", context)
+        whole("max_support", max_support)
         self.index = index if isinstance(index, Index) else Index.open(index)
         if tokenizer is not None:
             check_tokenizer(self.index, tokenizer)

@@ -22,8 +22,15 @@ import numpy as np
 from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
 from forerun.errors import ConfigError, UnknownName
-from forerun.ngrams.index.counts.trie import SMOOTHING, WEIGHTS, NgramModel, Row
+from forerun.ngrams.index.counts.trie import (
+    SMOOTHING,
+    WEIGHTS,
+    NgramModel,
+    Row,
+    check_weights,
+)
 from forerun.registry import Corpus
+from forerun.utils.numbers import finite, whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -61,11 +68,9 @@ class NgramStyle(Shaper):
         tokenizer: Tokenizer | None = None,
     ) -> None:
         check(strength, form)
-        if min(weights, default=-1.0) < 0 or smoothing <= 0 or entries < 1:
-            raise ConfigError(
-                "expected weights of at least 0 (one or more), smoothing above 0 and at least 1 "
-                f"entry; got {tuple(weights)}, {smoothing} and {entries}"
-            )
+        check_weights(weights)
+        finite("smoothing", smoothing, 0, is_open=True)
+        whole("entries", entries)
         if not isinstance(style, NgramModel):
             paths = [style] if isinstance(style, str | Path) else list(style)
             style = NgramModel.of_files(paths, tokenizer, order=len(weights))
@@ -138,11 +143,7 @@ class NgramStyle(Shaper):
 
 def check(strength: float, form: str = FLOORED) -> None:
     """Raises ConfigError for a lambda outside [0, 1] or an unknown form."""
-    if not 0 <= strength <= 1:
-        raise ConfigError(
-            f"strength (lambda) must be in [0, 1], got {strength}; 0 is the plain model, 0.1 to "
-            "0.3 are usual"
-        )
+    finite("strength (lambda; usually 0.1 to 0.3)", strength, 0, 1)
     if form not in FORMS:
         raise UnknownName.of("form of n-gram style", form, FORMS)
 

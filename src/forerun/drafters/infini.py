@@ -146,7 +146,7 @@ class Infini(Drafter):
         shape = grower.template.first(plan.nodes)
         max_draws = plan.nodes * wish.entries
         uniforms = dice.peek(max_draws) if isinstance(grower, Gumbel) else None
-        tree, used = draft(self.index.shards[0], query, wish, shape, plan.depth, uniforms)
+        tree, used = draft(self.index, query, wish, shape, plan.depth, uniforms)
         dice.skip(used)
         return tree
 

@@ -26,6 +26,8 @@ from forerun.integrations.ray_batch import MAX_DEATHS, connect, ray_module
 from forerun.ngrams.index.build import build as building
 from forerun.ngrams.index.build import manifest as store
 from forerun.ngrams.index.build.manifest import Manifest
+from forerun.ngrams.index.build.shards import open_shards
+from forerun.ngrams.index.build.verify import FAST, FULL, OFF
 from forerun.ngrams.index.query import documents, results
 from forerun.ngrams.index.query.engine import Ids, Index
 from forerun.ngrams.index.query.results import Match, Next
@@ -98,11 +100,13 @@ def get_result(ray: Any, ref: Any) -> Any:
 class ShardSearcher:
     """An index of some of the shards; runs in an actor."""
 
-    def __init__(self, path: Path, numbers: list[int], load: bool) -> None:
+    def __init__(self, path: Path, numbers: list[int], load: bool, verify: str) -> None:
         manifest = store.read_manifest(path)
-        shards = store.open_shards(path, manifest, load=load, numbers=numbers)
-        library = documents.Library.open(path, manifest, frozenset())
-        self.index = Index(shards, manifest.eos, library=library, threads=1)
+        shards = open_shards(path, manifest, load=load, numbers=numbers, verify=verify)
+        none = documents.Library([], [], [])  # documents are read in the caller's process
+        how: dict[str, Any] = {"library": none, "threads": 1, "numbers": numbers}
+        self.index = Index(shards, manifest.eos, manifest=manifest, **how)
+        self.index.path = path
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a method of Index."""
@@ -135,12 +139,13 @@ class RayIndex(Index):
         ray = ray_module()
         index = super().open(Path(path).resolve(), **how)
         assert isinstance(index, RayIndex)
+        verify = OFF if how.get("verify") == FULL else how.get("verify", FAST)
         index._ray, index._owns_cluster = ray, connect(ray)
         remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1)
         kind = remote(ShardSearcher)
         count, shards = min(actors, len(index.shards)), len(index.shards)
         index.numbers = [list(range(i, shards, count)) for i in range(count)]
-        index.actors = [kind.remote(index.path, numbers, load) for numbers in index.numbers]
+        index.actors = [kind.remote(index.path, numbers, load, verify) for numbers in index.numbers]
         return index
 
     def __enter__(self) -> RayIndex:

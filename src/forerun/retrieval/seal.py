@@ -34,6 +34,7 @@ from forerun.retrieval.ranking import (
 )
 from forerun.retrieval.token_beam import Free, Searched, beam_search
 from forerun.retrieval.weights import weights
+from forerun.utils.numbers import finite, whole
 
 SCORES = ("intersective", "lm_fm", "lm")
 MAX_QUERY_GRAM_WORDS = 3
@@ -60,13 +61,12 @@ class Options:
     constrained: bool = True  # False: free generation; n-grams not in the index are dropped
 
     def __post_init__(self) -> None:
-        if min(self.beams, self.length, self.title_length, self.max_hits, self.fully_score) < 1:
-            raise ConfigError("beams, lengths, max_hits and fully_score must be at least 1")
-        if not 0 <= self.beta <= 1 or self.smoothing <= 0 or self.alpha <= 0:
-            raise ConfigError(
-                f"beta={self.beta}, smoothing={self.smoothing}, alpha={self.alpha} are out of "
-                "range; use beta in [0, 1], and smoothing and alpha above 0"
-            )
+        for name in ("beams", "length", "title_length", "max_hits", "max_count", "fully_score"):
+            whole(name, getattr(self, name))
+        whole("top_tokens", self.top_tokens, 0)
+        finite("beta", self.beta, 0, 1)
+        for name in ("smoothing", "alpha"):
+            finite(name, getattr(self, name), 0, is_open=True)
         if not (self.bodies or self.titles):
             raise ConfigError("bodies and titles are both off; set one of them to True")
 

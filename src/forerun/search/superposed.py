@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,17 @@ from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling, log_softmax, softmax
 from forerun.core.tree import TreeBuilder
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.index.counts.trie import NgramModel
+from forerun.ngrams.index.counts import corpus
+from forerun.ngrams.index.counts.trie import NgramModel, check_weights
 from forerun.registry import Corpus
 from forerun.runner.soft_embeddings import MixedStream
 from forerun.search.base import Search
+from forerun.utils.numbers import finite, token_ids, whole
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.api import Model
+    from forerun.models.tokenizer import Tokenizer
 
 log = logging.getLogger("forerun")
 WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of contexts of 1 .. 5 tokens
@@ -54,21 +58,22 @@ class Settings:
     weights: tuple[float, ...] = WEIGHTS
 
     def __post_init__(self) -> None:
-        if self.k < 2:
+        if isinstance(self.k, int) and self.k < 2:
             raise ConfigError(
                 f"k, the number of superposed drafts (-n), must be at least 2, got {self.k}; "
                 "for one draft use plain decoding: forerun generate --temperature 0"
             )
-        if not 0 <= self.ngram_weight <= 1:
+        whole("k, the number of superposed drafts (-n),", self.k, 2)
+        finite("ngram_weight (0: no n-grams; 0.54 is published)", self.ngram_weight, 0, 1)
+        finite("temperature of the mix", self.temperature, 0, is_open=True)
+        finite("penalty", self.penalty, 0)
+        check_weights(self.weights)
+        if self.ngram_weight and not any(self.weights):
+            raise ConfigError("weights are all 0; give one above 0, or ngram_weight=0")
+        if whole("candidates", self.candidates, 0) and self.candidates < self.k:
             raise ConfigError(
-                f"ngram_weight must be in [0, 1], got {self.ngram_weight}; 0 uses no n-grams, "
-                "0.54 is the published value"
-            )
-        if self.temperature <= 0 or self.candidates < 0 or self.penalty < 0 or not self.weights:
-            raise ConfigError(
-                "expected a temperature above 0, candidates and penalty of at least 0 and a weight "
-                f"or more; got {self.temperature}, {self.candidates}, {self.penalty} and "
-                f"{self.weights}"
+                f"candidates={self.candidates} gives fewer first tokens than k={self.k} drafts; "
+                "use at least k, or 0 for 3 k"
             )
 
     @property
@@ -98,6 +103,7 @@ class Superposed:
     prompt: str
     drafts: list[Draft]
     num_passes: int  # forward passes, with the prompt's
+    num_asked: int = 0  # k; there are fewer drafts only if the model allows no more tokens
     logprobs: list[float] = field(default_factory=list)  # of whole drafts under the plain model
 
     @property
@@ -112,9 +118,11 @@ class Superposed:
         shown = ", ".join(f"{logprob:.2f}" for logprob in self.logprobs)
         drafts = counted(len(self.drafts), "draft")
         passes = counted(self.num_passes, "pass", "passes")
+        is_short = len(self.drafts) < self.num_asked
+        why = f" of {self.num_asked}: the model allows no other tokens" if is_short else ""
         return [
             f"approximate: drafts share the model's state; log-probabilities under it: {shown}",
-            f"{drafts} from {passes} in {seconds:.2f} s",
+            f"{drafts}{why} from {passes} in {seconds:.2f} s",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,7 +165,7 @@ class SuperposedDecoding(Search):
         self,
         *,
         k: int = 3,
-        ngrams: tuple[Corpus, ...] | NgramModel = (),
+        ngrams: tuple[Corpus, ...] | NgramModel | str | Path = (),
         ngram_weight: float = 0.54,
         mix_temperature: float = 0.06,
         candidates: int = 0,
@@ -165,7 +173,8 @@ class SuperposedDecoding(Search):
         weights: tuple[float, ...] = WEIGHTS,
     ) -> None:
         self.settings = Settings(k, mix_temperature, ngram_weight, candidates, penalty, weights)
-        self.ngrams = ngrams
+        ngrams = (str(ngrams),) if isinstance(ngrams, str | Path) else ngrams or ()
+        self.ngrams = _checked_ngrams(ngrams)
         if ngram_weight and isinstance(ngrams, tuple):
             if not ngrams:
                 raise ConfigError(
@@ -200,6 +209,16 @@ class SuperposedDecoding(Search):
         return self.ngrams
 
 
+def _checked_ngrams(ngrams: Any) -> Any:
+    """The counts or files. Raises ConfigError for another type."""
+    if not isinstance(ngrams, NgramModel | tuple | None):
+        raise ConfigError(
+            f"ngrams must be files or an NgramModel, got {type(ngrams).__name__}; count texts with "
+            "NgramModel.of_files([FILE], tokenizer, order=6)"
+        )
+    return ngrams
+
+
 def _check_files(files: Many[str]) -> None:
     """Raises DataError for a missing file or a folder; pipes are allowed."""
     for file in files:
@@ -224,6 +243,8 @@ def superposed(
     Raises ConfigError, DataError for an empty prompt, CapacityError beyond the context.
     """
     how = Settings(**options)  # type: ignore[arg-type]
+    if isinstance(_checked_ngrams(ngrams), tuple):
+        raise ConfigError("ngrams are files; count them with NgramModel.of_files")
     if ngrams is None and how.ngram_weight:
         raise ConfigError(
             "superposed needs n-gram counts, got none; give "
@@ -240,19 +261,62 @@ def _superposed(
     max_new_tokens: int,
 ) -> Superposed:
     """The drafts, without scores of the plain model."""
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    if ngrams is not None and ngrams.order < 2:
-        raise ConfigError("superposed needs n-grams of 2 tokens or more, got counts of order 1")
-    tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    if prompt == "" or not tokens:
-        raise DataError("the prompt is empty; give it at least one token")
+    whole("max_new_tokens", max_new_tokens)
+    if ngrams is not None:
+        _check_vocabulary(model, ngrams)
+    tokens = prompt_ids(model, prompt)
+    if how.k > model.target.vocab_size:
+        raise ConfigError(
+            f"k={how.k} exceeds the model's {model.target.vocab_size} token ids; use fewer drafts"
+        )
     with model.target.lock:
         stream = MixedStream(model.target)
         found = drafts_of(stream, tokens, ngrams, how, max_new_tokens, model.tokenizer.eos_ids)
     drafts = [Draft(d.tokens, d.score, model.tokenizer.decode(d.tokens), d.finish) for d in found]
     text = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)
-    return Superposed(text, drafts, stream.num_passes)
+    return Superposed(text, drafts, stream.num_passes, how.k)
+
+
+def prompt_ids(model: Model, prompt: str | Many[int]) -> list[int]:
+    """The token ids of a prompt. Raises DataError for no tokens and for ids of no token."""
+    if isinstance(prompt, str):
+        tokens = model.tokenizer.encode(prompt) if prompt else []
+    else:
+        tokens = token_ids(prompt).tolist()
+    if not tokens:
+        raise DataError("the prompt is empty; give it at least one token")
+    _check_range(model, tokens)
+    return tokens
+
+
+def _check_range(model: Model, tokens: Many[int]) -> None:
+    """Raises DataError for an id outside the model's vocabulary."""
+    wrong = [token for token in tokens if not 0 <= token < model.target.vocab_size]
+    if wrong:
+        raise DataError(
+            f"token id {wrong[0]} is out of range; the model's ids are 0 to "
+            f"{model.target.vocab_size - 1}"
+        )
+
+
+def _check_vocabulary(model: Model, ngrams: NgramModel) -> None:
+    """Raises ConfigError unless the counts are of the model's token ids."""
+    if ngrams.order < 2:
+        raise ConfigError("superposed needs n-grams of 2 tokens or more, got counts of order 1")
+    ours = (model.tokenizer.vocab_size, model.target.vocab_size)
+    is_other = ngrams.vocab_size not in ours or ngrams.largest_id >= model.target.vocab_size
+    if not is_other and ngrams.tokenizer:
+        is_other = ngrams.tokenizer != _fingerprint(model.tokenizer)
+    if is_other:
+        raise ConfigError(
+            f"the n-grams are counts of another vocabulary ({ngrams.vocab_size} ids, the model has "
+            f"{ours[0]}); count the text with the model's tokenizer"
+        )
+
+
+@lru_cache(maxsize=4)
+def _fingerprint(tokenizer: Tokenizer) -> str:
+    return corpus.fingerprint(tokenizer)
 
 
 def drafts_of(
@@ -263,14 +327,18 @@ def drafts_of(
     max_new_tokens: int,
     eos_ids: Many[int] = (),
 ) -> list[Draft]:
-    """The k best drafts, by descending mean score."""
+    """The k best drafts, by descending mean score.
+
+    Where fewer than k continuations are in the n-grams, the likeliest others fill up.
+    """
     logits = stream.prompt(prompt)
     alive = [Draft(())]  # one draft until the first token
     finished: list[Draft] = []
     for step in range(max_new_tokens):
         ids, logp = likeliest(logits, how.temperature, how.num_candidates)
         scores = [mixed_scores(logp, _shares(ngrams, prompt, d, ids, how), how) for d in alive]
-        extended = extend(alive, ids, np.stack(scores), 2 * how.k)
+        penalised = (1 - how.ngram_weight) * logp - how.penalty
+        extended = extend(alive, ids, np.stack(scores), 2 * how.k, how.k, penalised)
         ended = [Draft(d.tokens, d.score, finish="stop") for d in extended if is_end(d, eos_ids)]
         finished = best([*finished, *ended], how.k)
         alive = [d for d in extended if not is_end(d, eos_ids)][: how.k]
@@ -300,11 +368,29 @@ def mixed_scores(logp: np.ndarray, shares: np.ndarray | None, how: Settings) -> 
         return (1 - a) * logp + a * np.log(shares)
 
 
-def extend(drafts: Many[Draft], ids: np.ndarray, scores: np.ndarray, most: int) -> list[Draft]:
-    """The `most` best extensions of drafts by tokens, descending; scores [k, n]. Ties: earlier."""
-    totals = (np.array([d.score for d in drafts])[:, None] + scores).ravel()
+def extend(
+    drafts: Many[Draft],
+    ids: np.ndarray,
+    scores: np.ndarray,
+    most: int,
+    least: int = 0,
+    penalised: np.ndarray | None = None,
+) -> list[Draft]:
+    """The `most` best extensions of drafts by tokens, descending; scores [k, n]. Ties: earlier.
+
+    An extension of score -inf is left out. If fewer than `least` remain, such extensions follow
+    with the scores `penalised` [n].
+    """
+    before = np.array([d.score for d in drafts])[:, None]
+    totals = (before + scores).ravel()
     order = np.argsort(-totals, kind="stable")[:most]
     order = order[np.isfinite(totals[order])]
+    if len(order) < least and penalised is not None:
+        spare = np.where(np.isfinite(totals), -np.inf, (before + penalised).ravel())
+        added = np.argsort(-spare, kind="stable")[: least - len(order)]
+        added = added[np.isfinite(spare[added])]
+        totals[added] = spare[added]
+        order = np.concatenate([order, added])
     rows, columns = np.divmod(order, len(ids))
     return [
         Draft((*drafts[row].tokens, int(ids[column])), float(totals[at]))
@@ -333,7 +419,9 @@ def is_end(draft: Draft, eos_ids: Many[int]) -> bool:
 
 def rescored(model: Model, prompt: str | Many[int], drafts: Many[Draft]) -> list[list[float]]:
     """Log-probabilities of all draft tokens under the plain model, in one pass over a trie."""
-    tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    tokens = prompt_ids(model, prompt)
+    for draft in drafts:
+        _check_range(model, token_ids(draft.tokens).tolist())
     seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
     builder, where, paths = TreeBuilder(), dict[tuple[int, ...], int](), []
     for draft in drafts:

@@ -101,15 +101,18 @@ def reading(path: Path | str) -> Iterator[None]:
         raise DataError(f"cannot read {path}: {cause.strerror or cause}; check the path") from None
 
 
-def read(path: Path | str, kind: str | None = None) -> tuple[Snapshot, Origin]:
-    """The verified contents of a file that `write` made. kind: the only accepted kind.
+def read(
+    path: Path | str, kind: str | None = None, *, verify: bool = True
+) -> tuple[Snapshot, Origin]:
+    """The contents of a file that `write` made, compared with its checksum unless `verify` is off.
 
-    Raises DataError if the file is not exactly what was written, or of another kind.
+    kind: the only accepted kind. Raises DataError if the file is not exactly what was written, or
+    of another kind.
     """
     path = Path(path)
     header, arrays = _open(path)
     record = _parse_record(path, header)
-    if checksum(header[RECORD], arrays) != header.get(CHECKSUM):
+    if verify and checksum(header[RECORD], arrays) != header.get(CHECKSUM):
         raise DataError(
             f"{path} was altered or damaged: its contents do not match its checksum; restore a "
             "copy of it, or remove it to start empty"

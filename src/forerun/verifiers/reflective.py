@@ -24,7 +24,8 @@ from forerun.core.records import Rows, Verdict
 from forerun.core.roles import Target, Verifier
 from forerun.core.sampling import Sampling, softmax
 from forerun.core.tree import Tree, appended
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, UnknownName
+from forerun.utils.numbers import finite, whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -52,13 +53,16 @@ class Reflective(Verifier):
         leaves: int = 4,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        if not (0 <= weight <= 1 and fusion in FUSIONS and leaves >= 1):
-            raise ConfigError(
-                f"reflective needs 0 <= weight <= 1, fusion {' or '.join(FUSIONS)} and leaves >= 1,"
-                f" got {weight=}, {fusion=}, {leaves=}; try weight=0.3"
-            )
-        self.weight, self.fusion, self.leaves = weight, fusion, leaves
+        if fusion not in FUSIONS:
+            raise UnknownName.of("fusion of reflective", fusion, FUSIONS)
+        self.weight = finite("weight (usually 0.3)", weight, 0, 1)
+        self.fusion, self.leaves = fusion, whole("leaves", leaves)
         self.base: Verifier = registry.make("verifier", rule, tokenizer=tokenizer)
+        if isinstance(self.base, Reflective):
+            raise ConfigError(
+                f"rule={rule!r} of reflective is reflective itself; use another verifier, such as "
+                f"rule={registry.DEFAULT_VERIFIER}"
+            )
         self.judges = self.base.judges
         self.needs = self.base.needs | ({"probes"} if weight else frozenset())
         self.lossless = self.base.lossless and weight == 0

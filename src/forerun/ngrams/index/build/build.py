@@ -1,11 +1,13 @@
 """Builds an index: tokenizes, sorts, computes checksums, and writes the manifest last.
 
 A build works in INDEX/building. An earlier index stays valid until the new manifest is written.
-After an interruption the same command continues the build.
+After an interruption the same command continues the build. After bad input, which makes the user
+change something, a build with other options or sources continues if it can, or else starts again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
@@ -26,7 +28,6 @@ from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build import encoders, sort, tokenize
 from forerun.ngrams.index.build.documents import Reading, identity, list_sources, total_bytes
 from forerun.ngrams.index.build.manifest import (
-    KINDS,
     FileInfo,
     Lock,
     Manifest,
@@ -35,8 +36,10 @@ from forerun.ngrams.index.build.manifest import (
     sha256_of,
     write_error,
 )
+from forerun.ngrams.index.build.page_sums import FILES
 from forerun.ngrams.index.build.sparse_index import STEP, fence_pieces
 from forerun.ngrams.index.build.suffix_array import TYPES, find_buckets, pointer_width, separator
+from forerun.ngrams.index.build.verify import tokenizer_files, write_page_sums
 from forerun.state.array_file import reading
 from forerun.utils.files import write_whole
 
@@ -157,7 +160,11 @@ class _Build:
         start = time.perf_counter()
         sort.warm_up(self.width)
         self._timed("compile", start)
-        self._tokenise()
+        try:
+            self._tokenise()
+        except DataError:
+            self._mark_refused()
+            raise
         self._sort()
         return self._finish()
 
@@ -177,17 +184,29 @@ class _Build:
             found = {"plan": plan, "seconds": {}, "resumed": 0}
         else:
             found["resumed"] += 1
-        if found["plan"] != plan:
-            differ = [key for key in plan if plan[key] != found["plan"].get(key)]
+        differ = [key for key in plan if plan[key] != found["plan"].get(key)]
+        if differ == ["on_error"] and not found.get("tokenise", {}).get("skipped"):
+            found["plan"] = plan  # no record was skipped so far: both options give the same files
+        elif differ and found.get("is_refused"):
+            return self._begin(restart=True)
+        elif differ:
             raise ConfigError(
                 f"{self.path} has an interrupted build with other {', '.join(differ)}; continue "
                 "with the same options, or discard it with --restart"
             )
+        found.pop("is_refused", None)
         self.state = found
         self._save()
 
+    def _mark_refused(self) -> None:
+        """Records that the input was bad; the next build may have other options."""
+        if self.folder.is_dir():
+            self.state["is_refused"] = True
+            self._save()
+
     def _save(self) -> None:
-        write_whole(self.folder / "state.json", json.dumps(self.state), write_error)
+        text = json.dumps(self.state | {"checksum": _checksum(self.state)})
+        write_whole(self.folder / "state.json", text, write_error)
 
     def _saver(self, key: str) -> Callable[[Any], None]:
         def save(state: Any) -> None:
@@ -267,6 +286,7 @@ class _Build:
         with _write_errors(self.folder):
             self.encoder.save(self.folder / "tokenizer")
             shards = self._shards()
+            self.tokenizer_files = tokenizer_files(self.folder)
         self._timed("checksums", start)
         manifest = self._manifest(tuple(shards))
         final = self.path / manifest.folder
@@ -294,7 +314,7 @@ class _Build:
             folder=f"data-{secrets.token_hex(4)}",
             width=self.width,
             eos=separator(TYPES[self.width]) if eos is None else eos,
-            tokenizer=self.encoder.describe(),
+            tokenizer=self.encoder.describe() | {"files": self.tokenizer_files},
             shards=shards,
             sources=tuple(str(source) for source in self.sources[:1000]),
             skipped=skipped,
@@ -313,7 +333,7 @@ class _Build:
 
 
 def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
-    """Writes buckets and fences of a sorted shard; returns the description of its files."""
+    """Writes buckets, fences and page checksums of a sorted shard; describes its files."""
     text = sort.text_of(folder, shard, width)
     buckets, shift = find_buckets(text, top)
     buckets.astype("<i8").tofile(folder / file_name("buckets", shard))
@@ -322,8 +342,11 @@ def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
     with (folder / file_name("fences", shard)).open("wb") as stream:
         for piece in fence_pieces(text, table, positions):
             stream.write(piece.astype("<u8").data)
-    paths = {kind: folder / file_name(kind, shard) for kind in KINDS}
-    files = {kind: FileInfo(path.stat().st_size, sha256_of(path)) for kind, path in paths.items()}
+    paths = {kind: folder / file_name(kind, shard) for kind in FILES}
+    files: dict[str, FileInfo] = {
+        kind: FileInfo(path.stat().st_size, sha256_of(path)) for kind, path in paths.items()
+    }
+    files["pages"] = write_page_sums(folder, shard, width)
     documents = files["documents"].bytes // 8
     return ShardInfo(len(text), documents, top, positions, shift, files, STEP)
 
@@ -346,9 +369,16 @@ def peak_bytes() -> int:
 
 
 def _read_state(file: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        return json.loads(file.read_text())
+    """The state of an interrupted build; None if there is none, or it is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        state = dict(json.loads(file.read_text()))
+        if state.pop("checksum") == _checksum(state):
+            return state
     return None
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 class _write_errors:

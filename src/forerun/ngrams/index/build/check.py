@@ -6,14 +6,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from forerun.errors import DataError
 from forerun.ngrams.index.build import manifest as store
 from forerun.ngrams.index.build.merge import is_before
+from forerun.ngrams.index.build.shards import open_shards
 from forerun.ngrams.index.build.sparse_index import FENCES_PER_PIECE, fence_pieces
 from forerun.ngrams.index.build.suffix_array import Shard, pointer
+from forerun.ngrams.index.build.verify import OFF, file_problem
 from forerun.state.array_file import reading
 from forerun.utils.jit import compiled
 
@@ -60,26 +63,29 @@ def check(
             if not any(file.exists() for file in files):
                 found.append(Finding(f"shard {number}", f"all its {len(files)} files are missing"))
                 continue
-            problems = pool.map(_file_problem, files.keys(), files.values())
+            problems = pool.map(file_problem, files.keys(), files.values())
             for file, problem in zip(files, problems, strict=True):
                 if problem:
                     found.append(Finding(f"{manifest.folder}/{file.name}", problem))
                 done += files[file].bytes
                 report(done, total)
+    found += _tokenizer_findings(path, manifest)
     if deep and not found:
-        for number, shard in enumerate(store.open_shards(path, manifest)):
+        for number, shard in enumerate(open_shards(path, manifest, verify=OFF)):
             found += _structure(path, manifest, number, shard)
     return found
 
 
-def _file_problem(file: Path, info: store.FileInfo) -> str:
-    """The problem of one file; empty if there is none."""
-    problem = store.size_problem(file, info.bytes)
-    if problem:
-        return problem.removeprefix(f"{file} is ")
-    if store.sha256_of(file) != info.sha256:
-        return "changed since it was written (checksum differs)"
-    return ""
+def _tokenizer_findings(path: Path, manifest: store.Manifest) -> list[Finding]:
+    """Problems of the saved tokenizer's files."""
+    folder = Path(manifest.folder) / "tokenizer"
+    files = {folder / name: store.FileInfo(**f) for name, f in _files(manifest).items()}
+    problems = {file: file_problem(path / file, info) for file, info in files.items()}
+    return [Finding(str(file), problem) for file, problem in problems.items() if problem]
+
+
+def _files(manifest: store.Manifest) -> dict[str, Any]:
+    return dict(manifest.tokenizer.get("files", {}))
 
 
 def _structure(path: Path, manifest: store.Manifest, number: int, shard: Shard) -> list[Finding]:

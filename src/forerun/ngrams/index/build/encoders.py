@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError, ModelError
+from forerun.ngrams.index.build.verify import check_tokenizer_files
 from forerun.ngrams.index.build.word_cache import WordCacheEncoder, word_cache_encoder
 from forerun.state.array_file import reading
 from forerun.utils.files import SHOWN, check_text
@@ -239,12 +240,21 @@ def load(spec: Spec) -> Encoder:
 
 
 def load_saved(folder: Path, row: dict[str, Any]) -> Encoder:
-    """The encoder saved in an index, from its manifest entry."""
+    """The encoder saved in an index, from its manifest entry. Raises DataError for damage."""
     if row["kind"] in ("bytes", "ids"):
         return load(row["kind"])
     if row["kind"] == "function":
         return Ids()
-    encoder = load(str(folder / "tokenizer"))
+    check_tokenizer_files(folder, row)
+    try:
+        encoder = load(str(folder / "tokenizer"))
+    except ModelError as error:
+        raise DataError(f"the index has a damaged tokenizer: {error}") from None
+    if row["kind"] == "file" and encoder.fingerprint != row["fingerprint"]:
+        raise DataError(
+            f"the tokenizer in {folder} is damaged: its vocabulary is not that of the index; "
+            "restore it from a copy, or open the index with another tokenizer"
+        )
     encoder.name = row["name"]
     return encoder
 

@@ -7,6 +7,7 @@
                             fences.S.bin     uint64: first tokens of every 16th suffix
                             documents.S.bin  int64: position of each document's separator
                             metadata.S.jsonl one object per document; lines.S.bin: line offsets
+                            pages.S.bin      uint64: checksums of the 4-KiB pages of these files
                             tokenizer/       the tokenizer, if it can be saved
     INDEX/building/         a running or interrupted build
     INDEX/lock              locked during a build
@@ -22,7 +23,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.ngrams.index.build.shards import read_only
-from forerun.ngrams.index.build.sparse_index import NO_FENCES
-from forerun.ngrams.index.build.suffix_array import TYPES, Shard, separator
+from forerun.ngrams.index.build.suffix_array import TYPES, separator
 from forerun.state.array_file import reading
 
 FORMAT, VERSION = "forerun-index", 1
@@ -44,6 +43,7 @@ KINDS = {
     "documents": "bin",
     "metadata": "jsonl",
     "lines": "bin",
+    "pages": "bin",
 }
 
 
@@ -80,7 +80,7 @@ class Manifest:
     folder: str  # below the index
     width: int  # bytes per token
     eos: int  # the id for the separator in queries
-    tokenizer: Mapping[str, Any]  # name, kind, vocabulary (or None), fingerprint
+    tokenizer: Mapping[str, Any]  # name, kind, vocabulary (or None), fingerprint, files
     shards: tuple[ShardInfo, ...]
     sources: tuple[str, ...] = ()
     skipped: Mapping[str, Any] = field(default_factory=dict)  # unreadable records: count, examples
@@ -145,7 +145,13 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{file} is damaged: its checksum does not match; restore it from a copy, or build "
             "the index again"
         )
-    return _manifest(body)
+    try:
+        return _manifest(body)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{file} has unknown or missing fields ({error}); use the forerun release that wrote "
+            "it, or build the index again"
+        ) from None
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:
@@ -166,38 +172,6 @@ def _no_index(path: Path) -> str:
     if not path.exists():
         return f"no index at {path}: no such folder; create it with `forerun index build`"
     return f"no index in {path}: manifest.json is missing; create it with `forerun index build`"
-
-
-def open_shards(
-    path: Path, manifest: Manifest, *, load: bool = False, numbers: Iterable[int] | None = None
-) -> list[Shard]:
-    """The shards of `numbers`, or all, as mapped arrays; in memory with `load`.
-
-    Raises DataError for a missing file or a wrong size.
-    """
-    shards, is_sparse = [], is_larger_than_cache(manifest.bytes_of())
-    for number in range(len(manifest.shards)) if numbers is None else numbers:
-        info = manifest.shards[number]
-
-        def array(kind: str, dtype: Any, number: int = number, info: ShardInfo = info) -> Any:
-            file = path / manifest.folder / file_name(kind, number)
-            sparse = is_sparse and kind in ("tokens", "suffixes")
-            return open_array(file, info.files[kind].bytes, dtype, load=load, is_sparse=sparse)
-
-        shards.append(
-            read_only(
-                Shard(
-                    array("tokens", TYPES[manifest.width]),
-                    array("suffixes", np.uint8),
-                    info.pointer_width,
-                    array("buckets", np.int64),
-                    info.shift,
-                    array("fences", np.uint64) if info.step else NO_FENCES,
-                    info.step,
-                )
-            )
-        )
-    return shards
 
 
 def open_array(

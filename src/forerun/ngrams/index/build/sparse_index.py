@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from forerun.ngrams.index.build.page_sums import FENCES, touch
 from forerun.ngrams.index.build.suffix_array import Shard, pointer
 from forerun.utils.jit import kernel
 
@@ -76,10 +77,12 @@ def keys_of(query: np.ndarray, low: int, high: int, bits: int) -> tuple[np.uint6
 
 
 @kernel
-def first_fence(fences: np.ndarray, key: np.uint64, is_above: bool, start: int, end: int) -> int:
+def first_fence(shard: Shard, key: np.uint64, is_above: bool, start: int, end: int) -> int:
     """The first fence in [start, end) >= `key`, or > `key` with `is_above`; `end` if none."""
+    fences = shard.fences
     while start < end:
         middle = (start + end) // 2
+        touch(shard.sums, shard.seen, shard.firsts, FENCES, fences, middle)
         if fences[middle] < key or (is_above and fences[middle] == key):
             start = middle + 1
         else:
@@ -99,8 +102,8 @@ def narrow(
         return left, right, left, right
     least, most, size = keys_of(query, low, high, 8 * shard.text.itemsize)
     start, end = (left + step - 1) // step, (right + step - 1) // step
-    first = first_fence(shard.fences, least, False, start, end)
-    last = first_fence(shard.fences, most, True, first, end)
+    first = first_fence(shard, least, False, start, end)
+    last = first_fence(shard, most, True, first, end)
     a, d = max(left, (first - 1) * step + 1), min(right, last * step)
     if size < high - low:
         return a, d, a, d

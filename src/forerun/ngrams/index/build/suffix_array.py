@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.ngrams.index.build.page_sums import TABLE, TEXT, Pages, touch
 from forerun.ngrams.index.build.sais import counter, sort_suffixes
 from forerun.utils.jit import compiled, kernel
 
@@ -28,6 +29,15 @@ class Shard(NamedTuple):
     shift: int  # the bucket of an id is id >> shift, at most b - 1
     fences: np.ndarray  # uint64 [n / step]: first tokens of every step-th suffix; or empty
     step: int
+    top: int  # largest id; a larger one is read as the text's end
+    sums: np.ndarray  # page checksums; sums, seen, firsts: see `Pages`
+    seen: np.ndarray
+    firsts: np.ndarray
+
+    @property
+    def pages(self) -> Pages:
+        """The page checksums."""
+        return Pages(self.sums, self.seen, self.firsts)
 
 
 def suffix_array(text: np.ndarray, top: int | None = None) -> np.ndarray:
@@ -94,6 +104,22 @@ def pointer(table: np.ndarray, width: int, rank: int) -> int:
     for k in range(width - 1, -1, -1):
         found = (found << 8) | counter(table[at + k], 255)
     return found
+
+
+@kernel
+def position(shard: Shard, rank: int) -> int:
+    """The position at a rank of a shard, verified and within the text."""
+    first, last = rank * shard.width, (rank + 1) * shard.width - 1
+    touch(shard.sums, shard.seen, shard.firsts, TABLE, shard.table, first)
+    touch(shard.sums, shard.seen, shard.firsts, TABLE, shard.table, last)
+    return max(0, min(pointer(shard.table, shard.width, rank), len(shard.text) - 1))
+
+
+@kernel
+def token_at(shard: Shard, at: int) -> int:
+    """The token at a position of a shard, verified."""
+    touch(shard.sums, shard.seen, shard.firsts, TEXT, shard.text, at)
+    return np.int64(shard.text[at])  # type: ignore[return-value]
 
 
 @compiled

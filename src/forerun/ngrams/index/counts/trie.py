@@ -8,6 +8,7 @@ mixture is linear in P_1 .. P_N over the orders with a seen context. 12 to 28 by
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.counts import corpus
 from forerun.state import array_file
 from forerun.utils.jit import compiled
+from forerun.utils.numbers import finite, token_ids, whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -65,9 +67,9 @@ class NgramModel:
         tokenizer: str = "",
     ) -> NgramModel:
         """Counts n-grams within documents of token ids. Raises DataError if there are none."""
-        if not 1 <= order <= MAX_ORDER:
-            raise ConfigError(f"order={order} is out of range; use 1..{MAX_ORDER}, usually 3")
-        kept = [np.asarray(d, dtype=np.int64) for d in documents if len(d)]
+        whole("order (usually 3)", order, 1, MAX_ORDER)
+        whole("vocab_size", vocab_size)
+        kept = [token_ids(d) for d in documents if len(d)]
         if not kept:
             raise DataError(
                 "the corpus is empty or blank: expected at least one token, got none; give a file "
@@ -75,9 +77,10 @@ class NgramModel:
             )
         text = np.concatenate(kept)
         if not 0 <= text.min() <= text.max() < vocab_size:
+            wrong = int(text.min() if text.min() < 0 else text.max())
             raise DataError(
-                f"the corpus has token id {int(text.max())}, the model's largest id is "
-                f"{vocab_size - 1}; tokenize the corpus with the model's tokenizer"
+                f"the corpus has token id {wrong}, the model's ids are 0 to {vocab_size - 1}; "
+                "tokenize the corpus with the model's tokenizer"
             )
         left = np.concatenate([np.arange(len(d), 0, -1) for d in kept])
         tokens, counts, first = _trie(text, left, vocab_size, order)
@@ -162,6 +165,7 @@ class NgramModel:
 
         None if the context has no successors.
         """
+        finite("smoothing", smoothing, 0)
         row = self.row(context)
         if row is None:
             return None
@@ -182,6 +186,9 @@ class NgramModel:
 
         weights: of orders 1, 2, ... The result is 1 / V if no context was seen.
         """
+        check_weights(weights)
+        finite("smoothing", smoothing, 0)
+        token = operator.index(token)
         parts, mass = 0.0, 0.0
         for length, weight in enumerate(weights[: self.order]):
             if length > len(context) or not weight:
@@ -197,7 +204,7 @@ class NgramModel:
 
     def perplexity(self, tokens: Many[int], num_before: int = 0, **options: object) -> float:
         """exp of the mean of -log P_mix over tokens[num_before:], given the tokens before each."""
-        if num_before >= len(tokens):
+        if whole("num_before", num_before, 0) >= len(tokens):
             raise DataError("perplexity needs at least one token, got none; use a longer text")
         positions = range(num_before, len(tokens))
         reach = self.order - 1
@@ -212,13 +219,22 @@ class NgramModel:
 
         Without smoothing; an unseen context contributes 0.
         """
+        check_weights(weights)
         known = np.asarray(weights[: self.order - 1], dtype=np.float64)
-        last = np.asarray(text[max(0, len(text) - len(known)) :], dtype=np.int64)
+        last = token_ids(text[max(0, len(text) - len(known)) :])
         arrays = self.tokens, self.counts, self.first, self.totals
-        return shares(*arrays, last, candidates, known)
+        return shares(*arrays, last, token_ids(candidates), known)
 
     def _row(self, context: Many[int]) -> int:
-        return descend(self.tokens, self.first, np.asarray(context, dtype=np.int64))
+        return descend(self.tokens, self.first, token_ids(context))
+
+
+def check_weights(weights: Many[float]) -> None:
+    """Raises ConfigError for no weights, and for weights that are negative or not finite."""
+    if not len(weights):
+        raise ConfigError("expected at least one weight, got none; give one per order")
+    for weight in weights:
+        finite("a weight", weight, 0)
 
 
 def is_saved(path: Path) -> bool:

@@ -16,6 +16,7 @@ continuations add up to its own count, except at the text's end; extract returns
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from functools import cached_property
@@ -27,11 +28,13 @@ import numpy as np
 from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build.suffix_array import pack, pointer_width, suffix_array, unpack
+from forerun.ngrams.index.build.verify import FAST, OFF, check_mode
 from forerun.ngrams.index.fm import wavelet
 from forerun.ngrams.index.fm.wavelet import Wavelet, access, descend
 from forerun.state import array_file
 from forerun.state.array_file import Origin
 from forerun.utils.jit import compiled
+from forerun.utils.numbers import token_ids, whole
 
 KIND = "fm-index"
 ID_LIMIT = 1 << 24  # ids must be smaller: they index a table
@@ -83,8 +86,7 @@ class FMIndex:
         cls, documents: Iterable[Ids], eos: int, *, sample: int = SAMPLE, tokenizer: str = ""
     ) -> FMIndex:
         """Indexes documents of token ids. Raises DataError for missing or invalid documents."""
-        if not 0 <= eos < ID_LIMIT:
-            raise DataError(f"eos={eos} is out of range; use 0 to {ID_LIMIT - 1}")
+        eos = whole("eos", eos, 0, ID_LIMIT - 1)
         parts = [np.array([eos], np.int64)]
         for number, document in enumerate(documents):
             part = _checked(document, number, eos)
@@ -105,8 +107,7 @@ class FMIndex:
         tokenizer: str = "",
     ) -> FMIndex:
         """Indexes a text [n] with an eos at every position of `starts` [documents + 1]."""
-        if sample < 1:
-            raise ConfigError(f"sample={sample} is too small; use at least 1, usually {SAMPLE}")
+        sample = whole(f"sample (usually {SAMPLE})", sample)
         ids, symbols = np.unique(text, return_inverse=True)
         symbols = symbols[::-1].astype(np.uint16 if len(ids) < (1 << 16) - 2 else np.uint32)
         symbols += 1
@@ -143,7 +144,7 @@ class FMIndex:
 
     def extend(self, interval: Interval, token: int) -> Interval:
         """The rows of a pattern extended by a token on the right; (0, 0) if there are none."""
-        symbol = self.symbol(token)
+        symbol = self.symbol(operator.index(token))
         if not symbol or interval[0] >= interval[1]:
             return 0, 0
         return step(self.rows, symbol, interval[0], interval[1])
@@ -167,7 +168,7 @@ class FMIndex:
         found, counts = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
         size = wavelet.symbols(self.rows.transform, interval[0], interval[1], found, counts)
         first = 1 if size and found[0] == 0 else 0  # the text's end is not a token
-        return self.ids[found[first:size] - 1], counts[first:size]
+        return self._ids_of(found[first:size]), counts[first:size]
 
     def locate(self, interval: Interval, limit: int | None = None) -> np.ndarray:
         """The end position of each occurrence, in row order. int64 [m].
@@ -175,10 +176,11 @@ class FMIndex:
         A pattern of m tokens begins m before it. limit: most occurrences.
         """
         left, right = interval
-        out = np.empty(
-            max(0, right - left if limit is None else min(limit, right - left)), np.int64
-        )
+        most = right - left if limit is None else whole("limit", limit, 0)
+        out = np.empty(max(0, min(most, right - left)), np.int64)
         locate(self.rows, left, self.length, out)
+        if len(out) and not 0 <= int(out.min()) <= int(out.max()) <= self.length:
+            raise damaged("a position is not in the text")
         return out
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
@@ -188,13 +190,14 @@ class FMIndex:
 
     def extract(self, document: int) -> np.ndarray:
         """The ids of a document, int64. Raises DataError for a number out of range."""
-        if not 0 <= document < self.num_documents:
+        if document not in range(self.num_documents) or isinstance(document, float):
             raise DataError(f"there is no document {document}; use 0 to {self.num_documents - 1}")
         return self.text(int(self.starts[document]) + 1, int(self.starts[document + 1]))
 
     def text(self, start: int, stop: int) -> np.ndarray:
         """The ids at positions [start, stop) of the text, with eos between documents. int64."""
-        if not 0 <= start <= stop <= self.length:
+        is_whole = not isinstance(start, float) and not isinstance(stop, float)
+        if not (is_whole and 0 <= start <= stop <= self.length):
             raise DataError(f"range {start}..{stop} is invalid; use a range in 0..{self.length}")
         at = self.length - start  # position in the reversed text
         known = -(-at // self.rows.sample)
@@ -202,15 +205,25 @@ class FMIndex:
         skip = (self.length if known >= len(self._rows_kept) else known * self.rows.sample) - at
         out = np.empty(stop - start, np.int64)
         walk(self.rows, row, skip, out)
-        return self.ids[out - 1]
+        return self._ids_of(out)
+
+    def _ids_of(self, symbols: np.ndarray) -> np.ndarray:
+        """The ids of symbols. Raises DataError for a symbol of no id."""
+        if len(symbols) and not 1 <= int(symbols.min()) <= int(symbols.max()) <= len(self.ids):
+            raise damaged("a symbol of its text has no token id")
+        return self.ids[symbols - 1]
 
     @cached_property
     def _rows_kept(self) -> np.ndarray:
         """The row per stored position, in position order."""
         flags = np.empty(self.length + 1, np.bool_)
         read_bits(self.rows.marks[0], flags)
-        out = np.empty(len(self.rows.kept), np.int64)
-        out[self.rows.kept] = np.flatnonzero(flags)
+        kept, found = self.rows.kept, np.flatnonzero(flags)
+        is_right = len(found) == len(kept) and 0 <= kept.min() <= kept.max() < len(kept)
+        if not is_right:
+            raise damaged("its stored positions do not fit its text")
+        out = np.empty(len(kept), np.int64)
+        out[kept] = found
         return out
 
     # size and file
@@ -245,25 +258,39 @@ class FMIndex:
         array_file.write(path, Snapshot(KIND, self._arrays(), settings, counts), self.origin)
 
     @classmethod
-    def load(cls, path: Path | str, tokenizer: str = "") -> FMIndex:
+    def load(cls, path: Path | str, tokenizer: str = "", *, verify: str = FAST) -> FMIndex:
         """Loads an index file into memory.
 
-        tokenizer: the expected tokenizer hash. Raises DataError for a damaged file, ConfigError for
+        tokenizer: the expected tokenizer hash. verify: "full" and "fast" compare the file with its
+        checksum, "off" checks sizes only. Raises DataError for a damaged file, ConfigError for
         another tokenizer.
         """
-        snapshot, origin = array_file.read(path, KIND)
-        arrays, settings = dict(snapshot.arrays), snapshot.settings
-        length, num_kept = int(settings["length"]), int(snapshot.counts["kept"])
-        blocks = wavelet.aligned(arrays.pop("transform"))
-        marks = wavelet.aligned(arrays.pop("marks"))
+        check_mode(verify)
+        snapshot, origin = array_file.read(path, KIND, verify=verify != OFF)
+        try:
+            index = cls._of_arrays(dict(snapshot.arrays), snapshot, origin)
+        except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise damaged(f"{path}: {error!r}") from None
+        index.check_tokenizer(tokenizer, path)
+        return index
+
+    @classmethod
+    def _of_arrays(
+        cls, arrays: dict[str, np.ndarray], snapshot: Snapshot, origin: Origin
+    ) -> FMIndex:
+        """The index of a file's arrays. Raises ValueError for shapes that do not fit."""
+        settings, num_kept = snapshot.settings, int(snapshot.counts["kept"])
+        eos, length, sample = (int(settings[name]) for name in ("eos", "length", "sample"))
+        blocks, marks = arrays.pop("transform"), arrays.pop("marks")
+        zeros = arrays.pop("zeros").astype(np.int64)
         kept = unpack(arrays.pop("kept"), pointer_width(num_kept)).astype(np.int64)
         starts = unpack(arrays.pop("starts"), pointer_width(length)).astype(np.int64)
         ids = arrays.pop("ids").astype(np.int64)
-        bwt = Wavelet(blocks, arrays.pop("zeros").astype(np.int64))
-        rows = _rows(bwt, length + 1, marks, kept, int(settings["sample"]))
-        index = cls(rows, ids, starts, int(settings["eos"]), origin=origin, extra=arrays)
-        index.check_tokenizer(tokenizer, path)
-        return index
+        _check_shapes(blocks, marks, zeros, length + 1, sample)
+        _check_values(ids, starts, kept, num_kept, length)
+        bwt = Wavelet(wavelet.aligned(blocks), zeros)
+        rows = _rows(bwt, length + 1, wavelet.aligned(marks), kept, sample)
+        return cls(rows, ids, starts, eos, origin=origin, extra=arrays)
 
     def check_tokenizer(self, tokenizer: str, where: Path | str = "memory") -> None:
         """Raises ConfigError if the index was built with a tokenizer of another hash."""
@@ -275,22 +302,47 @@ class FMIndex:
             )
 
 
+def damaged(problem: str) -> DataError:
+    """The error for contradictory data of an index."""
+    return DataError(
+        f"the FM-index is damaged: {problem}; restore it from a copy, or build it again"
+    )
+
+
+def _check_shapes(
+    blocks: np.ndarray, marks: np.ndarray, zeros: np.ndarray, rows: int, sample: int
+) -> None:
+    """Raises ValueError unless the bit vectors have a bit per row."""
+    shape = (rows // wavelet.BITS + 1, wavelet.WORDS)
+    levels = len(zeros)
+    if blocks.shape != (levels, *shape) or marks.shape != (1, *shape):
+        raise ValueError(f"bit vectors of shapes {blocks.shape} and {marks.shape} for {rows} rows")
+    if {blocks.dtype, marks.dtype} != {np.dtype(np.uint64)} or not 1 <= levels <= 25 or sample < 1:
+        raise ValueError(f"{levels} levels of {blocks.dtype} words, sample {sample}")
+
+
+def _check_values(
+    ids: np.ndarray, starts: np.ndarray, kept: np.ndarray, num_kept: int, length: int
+) -> None:
+    """Raises ValueError unless ids and positions are in range and ascend."""
+    if not len(ids) or ids[0] < 0 or ids[-1] >= ID_LIMIT or (np.diff(ids) <= 0).any():
+        raise ValueError("its token ids do not ascend")
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != length - 1 or (np.diff(starts) < 1).any():
+        raise ValueError("its documents do not ascend")
+    if len(kept) != num_kept or not num_kept or kept.min() < 0 or kept.max() >= num_kept:
+        raise ValueError("its stored positions are out of range")
+
+
 def ids_of(pattern: Ids) -> np.ndarray:
     """A pattern as an int64 array. Raises DataError if it is not a list of ids."""
-    try:
-        ids = np.asarray(pattern, np.int64)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"expected token ids, got {pattern!r:.80} ({error})") from None
-    if ids.ndim != 1:
-        raise DataError(f"expected a list of token ids, got an array of shape {ids.shape}")
-    return ids
+    return token_ids(pattern)
 
 
 def _checked(document: Ids, number: int, eos: int) -> np.ndarray:
     try:
-        part = np.asarray(document, np.int64).reshape(-1)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise DataError(f"document {number}: expected token ids ({error})") from None
+        part = token_ids(document)
+    except DataError as error:
+        raise DataError(f"document {number}: {error}") from None
     if len(part) == 0:
         raise DataError(f"document {number} is empty; leave it out")
     if part.min() < 0 or part.max() >= ID_LIMIT or (part == eos).any():
@@ -364,11 +416,12 @@ def locate(rows: Rows, left: int, length: int, out: np.ndarray) -> None:
     """Writes the end positions of the occurrences at rows from `left`."""
     for i in range(len(out)):
         row, walked = left + i, 0
-        while not wavelet.is_set(rows.marks[0], row):
+        while walked < rows.sample and not wavelet.is_set(rows.marks[0], row):
             symbol, row = access(rows.transform, row)
             row += rows.shifts[symbol]
             walked += 1
-        at = rows.kept[wavelet.ones(rows.marks[0], row)] * rows.sample + walked
+        place = wavelet.ones(rows.marks[0], row)
+        at = rows.kept[max(0, min(place, len(rows.kept) - 1))] * rows.sample + walked
         out[i] = length - at
 
 

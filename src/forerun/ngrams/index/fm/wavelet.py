@@ -100,7 +100,8 @@ def popcount(x: np.uint64) -> np.uint64:
 
 @compiled
 def is_set(blocks: np.ndarray, i: int) -> bool:
-    """Bit i of a vector."""
+    """Bit i of a vector; an i outside its blocks is moved to the nearest bit."""
+    i = max(0, min(i, len(blocks) * BITS - 1))
     block, offset = i // BITS, i % BITS
     word = blocks[block, 1 + (offset >> 6)]
     return bool((word >> np.uint64(offset & 63)) & np.uint64(1))
@@ -108,7 +109,8 @@ def is_set(blocks: np.ndarray, i: int) -> bool:
 
 @compiled
 def ones(blocks: np.ndarray, i: int) -> int:
-    """Ones among the first i bits of a vector."""
+    """Ones among the first i bits of a vector; an i outside its blocks is moved to the nearest."""
+    i = max(0, min(i, len(blocks) * BITS - 1))
     block, offset = i // BITS, i % BITS
     last = offset >> 6
     total = blocks[block, 0]
@@ -157,13 +159,13 @@ def access(wavelet: Wavelet, i: int) -> tuple[int, int]:
 def symbols(wavelet: Wavelet, left: int, right: int, found: np.ndarray, counts: np.ndarray) -> int:
     """Writes the distinct symbols in [left, right), ascending, and their counts.
 
-    Returns their number.
+    Returns their number, at most len(found).
     """
     levels = len(wavelet.zeros)
     stack = np.empty((levels + 1, 4), np.int64)  # level, symbol so far, left, right
     stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0, 0, left, right
     num, size = 1 if left < right else 0, 0
-    while num:
+    while num and size < len(found):
         num -= 1
         level, symbol, a, b = stack[num]
         while level < levels:

@@ -17,6 +17,7 @@ import numpy as np
 from forerun.errors import ConfigError
 from forerun.ngrams.index.query import documents as passages
 from forerun.ngrams.index.query import kernels
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.ngrams.index.query.engine import Ids, Index, Match
@@ -49,6 +50,7 @@ def longest_matches(index: Index, query: Ids, longest: int = 0) -> np.ndarray:
 
     longest: limit of a length, 0: none. A match does not cross the end of a document.
     """
+    longest = whole("longest", longest, 0)
     q = index.ids(query)
     q[q == index.separator] = NO_ID
     best = np.zeros(len(q), np.int64)
@@ -56,6 +58,7 @@ def longest_matches(index: Index, query: Ids, longest: int = 0) -> np.ndarray:
     for shard in index.shards:
         kernels.longest_prefixes(shard, q, longest or max(1, len(q)), out)
         np.maximum(best, out, out=best)
+    index.check_reads()
     return best
 
 
@@ -88,10 +91,11 @@ def attribute(
     min_length: tokens. max_count: drop spans with more occurrences. delimiters: ids that end a
     span. word_starts: ids that may start a span. documents: passages per span.
     """
-    if min_length < 1 or documents < 0:
-        raise ConfigError(
-            f"min_length={min_length}, documents={documents} are out of range; use at least 1 and 0"
-        )
+    whole("min_length", min_length)
+    whole("documents", documents, 0)
+    for name, value in (("max_count", max_count), ("limit", limit)):
+        if value is not None:
+            whole(name, value, 0)
     tokens = [int(t) for t in index.ids(query)]
     cut = [NO_ID if t == index.separator or t in delimiters else t for t in tokens]
     may_start = None if word_starts is None else (t in word_starts for t in cut)
@@ -125,9 +129,9 @@ def unigram_logp(index: Index, token: int) -> float:
 
 def novelty(index: Index, query: Ids, lengths: Iterable[int] = range(5, 12)) -> Novelty:
     """The share of tokens not covered by a matching span of at least n tokens, per n."""
-    sizes = list(lengths)
-    if not sizes or min(sizes) < 1:
-        raise ConfigError(f"lengths={sizes} is invalid; use lengths of 1 or more tokens")
+    sizes = [whole("a length", n) for n in lengths]
+    if not sizes:
+        raise ConfigError("expected lengths, got none; use lengths of 1 or more tokens")
     matched = longest_matches(index, query)
     shares = []
     for n in sizes:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.errors import ConfigError
-from forerun.ngrams.index.build.sais import counter
-from forerun.ngrams.index.build.suffix_array import Shard, unpack
+from forerun.ngrams.index.build.page_sums import TABLE
+from forerun.ngrams.index.build.suffix_array import Shard, token_at, unpack
+from forerun.ngrams.index.query.documents import damaged
 from forerun.utils.jit import compiled
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.ngrams.index.query.engine import Ids, Index
@@ -46,7 +48,7 @@ def find(
     clause or term.
     """
     check(cnf, max_clause_freq, max_diff_tokens)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole("seed", seed, 0))
     factor = 1.0
     per_clause = []
     for clause in cnf:
@@ -54,9 +56,10 @@ def find(
         factor *= share
         per_clause.append(positions)
     found = [
-        join(shard, [positions[s] for positions in per_clause], max_diff_tokens, index.separator)
-        for s, shard in enumerate(index.shards)
+        join(index, s, [positions[s] for positions in per_clause], max_diff_tokens)
+        for s in range(len(index.shards))
     ]
+    index.check_reads()
     return Ranges(sum(map(len, found)) * factor, found, factor != 1.0)
 
 
@@ -66,11 +69,8 @@ def check(cnf: Many[Many[Ids]], max_clause_freq: int, max_diff_tokens: int) -> N
         raise ConfigError("expected clauses of at least one term each, got an empty clause")
     if any(not len(term) for clause in cnf for term in clause):
         raise ConfigError("an empty term matches everywhere; use at least one token per term")
-    if max_clause_freq < 1 or max_diff_tokens < 0:
-        raise ConfigError(
-            f"max_clause_freq={max_clause_freq}, max_diff_tokens={max_diff_tokens} are out of "
-            "range; use at least 1 and 0"
-        )
+    whole("max_clause_freq", max_clause_freq)
+    whole("max_diff_tokens", max_diff_tokens, 0)
 
 
 def matches(
@@ -92,8 +92,8 @@ def matches(
     else:
         sampled = [match.intervals for match in found]
     positions = []
-    for s, shard in enumerate(index.shards):
-        parts = [_positions(shard, *runs[s]) for runs in sampled]
+    for s in range(len(index.shards)):
+        parts = [_positions(index, s, *runs[s]) for runs in sampled]
         positions.append(np.unique(np.concatenate(parts)))
     return positions, total / kept if kept else 1.0
 
@@ -105,22 +105,30 @@ def _run(left: int, right: int, share: float, rng: np.random.Generator) -> tuple
     return start, start + size
 
 
-def _positions(shard: Shard, left: int, right: int) -> np.ndarray:
-    return unpack(shard.table[left * shard.width : right * shard.width], shard.width)
+def _positions(index: Index, number: int, left: int, right: int) -> np.ndarray:
+    """The positions at ranks [left, right) of a shard. Raises DataError for damage."""
+    shard = index.shards[number]
+    low, high = left * shard.width, right * shard.width
+    index.verify(number, TABLE, shard.table, low, high)
+    found = unpack(shard.table[low:high], shard.width)
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < len(shard.text):
+        raise damaged(f"suffixes of shard {number}", "a position is not in the text")
+    return found
 
 
-def join(shard: Shard, clauses: list[np.ndarray], most: int, separator: int) -> np.ndarray:
+def join(index: Index, number: int, clauses: list[np.ndarray], most: int) -> np.ndarray:
     """Ranges of one shard with a position of every clause. int64 [m, 2]."""
+    shard, separator = index.shards[number], index.separator
     order = sorted(clauses, key=len)
     ranges = np.repeat(order[0][:, None], 2, axis=1)
     for positions in order[1:]:
-        ranges = extend(shard.text, ranges, positions, most, separator)
-    return drop_broken(shard.text, ranges, separator)
+        ranges = extend(shard, ranges, positions, most, separator)
+    return drop_broken(shard, ranges, separator)
 
 
 @compiled
 def extend(
-    text: np.ndarray, ranges: np.ndarray, positions: np.ndarray, most: int, separator: int
+    shard: Shard, ranges: np.ndarray, positions: np.ndarray, most: int, separator: int
 ) -> np.ndarray:
     """Extends every range to contain one of the sorted positions, up to a length of `most`.
 
@@ -139,12 +147,12 @@ def extend(
         has_left = (
             after > 0
             and high - positions[after - 1] <= most
-            and is_whole(text, positions[after - 1], low, separator)
+            and is_whole(shard, positions[after - 1], low, separator)
         )
         has_right = (
             after < len(positions)
             and positions[after] - low <= most
-            and is_whole(text, high, positions[after], separator)
+            and is_whole(shard, high, positions[after], separator)
         )
         if has_left and has_right and positions[after] - positions[after - 1] <= most:
             out[size, 0], out[size, 1] = positions[after - 1], positions[after]
@@ -160,17 +168,17 @@ def extend(
 
 
 @compiled
-def is_whole(text: np.ndarray, first: int, last: int, separator: int) -> bool:
+def is_whole(shard: Shard, first: int, last: int, separator: int) -> bool:
     """Whether no document ends between two positions."""
-    while first <= last and counter(text[first], separator) != separator:
+    while first <= last and token_at(shard, first) != separator:
         first += 1
     return first > last
 
 
 @compiled
-def drop_broken(text: np.ndarray, ranges: np.ndarray, separator: int) -> np.ndarray:
+def drop_broken(shard: Shard, ranges: np.ndarray, separator: int) -> np.ndarray:
     """The ranges without the end of a document."""
     keep = np.ones(len(ranges), np.bool_)
     for i in range(len(ranges)):
-        keep[i] = is_whole(text, ranges[i, 0], ranges[i, 1], separator)
+        keep[i] = is_whole(shard, ranges[i, 0], ranges[i, 1], separator)
     return ranges[keep]

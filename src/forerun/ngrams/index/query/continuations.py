@@ -55,6 +55,7 @@ def retrieve(
     size, match, places = kernels.retrieve(
         shard, query, lengths[0], limits[:], firsts[:], is_bound, bypass, ends, out
     )
+    index.check_reads()
     ids, parents, counts = out
     return Continuations(ids[:size], parents[:size], counts[:size], match, places)
 
@@ -107,6 +108,7 @@ def _of_shard(
     size = kernels.continuations(
         shard[:], match, *interval, limits[:], (firsts or ANY)[:], prunes, _ends(index), out
     )
+    index.check_reads()
     tokens, parents, counts = out
     return tokens[:size], parents[:size], counts[:size]
 

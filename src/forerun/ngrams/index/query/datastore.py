@@ -20,6 +20,7 @@ from forerun.ngrams.index.build.shards import shard_of
 from forerun.ngrams.index.build.suffix_array import TYPES, separator
 from forerun.ngrams.index.counts import corpus as corpora
 from forerun.ngrams.index.query.engine import Index
+from forerun.utils.numbers import token_ids
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ def open_datastore(
         found = in_memory(corpora.tokenised(files, tokenizer), tokenizer, source)
     else:
         source = "the list of ids"
-        found = in_memory([np.asarray(ids)], tokenizer, source)
+        found = in_memory([token_ids(ids)], tokenizer, source)
     if (size := _num_tokens(found)) < least:
         raise DataError(
             f"{source} has {size} tokens, and {name} needs at least {least}: a match and its "
@@ -69,7 +70,7 @@ def in_memory(
     documents: Iterable[np.ndarray], tokenizer: Tokenizer | None, source: str = "the corpus"
 ) -> Index:
     """An index in memory of documents of token ids [n], with the smallest possible token type."""
-    texts = [text for document in documents if len(text := np.asarray(document, np.int64))]
+    texts = [text for document in documents if len(text := token_ids(document))]
     if not texts:
         raise DataError(f"{source} has no text; use another one")
     low, top = min(int(text.min()) for text in texts), max(int(text.max()) for text in texts)

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build import manifest as store
-from forerun.ngrams.index.build.suffix_array import Shard, pointer
+from forerun.ngrams.index.build.page_sums import DOCUMENTS, LINES, METADATA, TEXT
+from forerun.ngrams.index.build.suffix_array import Shard
+from forerun.ngrams.index.query import kernels
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.ngrams.index.query.engine import Index, Match
@@ -81,33 +84,64 @@ class Library:
         """The document number: document i is in shard i mod S."""
         return local * len(self.starts) + shard
 
-    def record(self, shard: int, local: int) -> dict[str, Any]:
-        """The metadata of a document."""
+    def span(self, index: Index, shard: int, local: int) -> tuple[int, int]:
+        """The positions [begin, end) of a document's tokens. Raises DataError for damage."""
+        starts, size = self.starts[shard], len(index.shards[shard].text)
+        index.verify(shard, DOCUMENTS, starts, local, local + 2)
+        if not 0 <= local < len(starts):
+            raise damaged(f"documents of shard {shard}", "a position is in no document")
+        begin = int(starts[local]) + 1
+        end = int(starts[local + 1]) if local + 1 < len(starts) else size
+        if not 0 < begin <= end <= size:
+            raise damaged(f"documents of shard {shard}", f"document {local} is {begin}..{end}")
+        return begin, end
+
+    def record(self, index: Index, shard: int, local: int) -> dict[str, Any]:
+        """The metadata of a document. Raises DataError for damage."""
         if not self.lines:
             return {}
-        line, data = self.lines[shard], self.metadata[shard]
-        stop = line[local + 1] if local + 1 < len(line) else len(data)
-        return json.loads(data[line[local] : stop].tobytes())
+        lines, data = self.lines[shard], self.metadata[shard]
+        index.verify(shard, LINES, lines, local, local + 2)
+        start = int(lines[local])
+        stop = int(lines[local + 1]) if local + 1 < len(lines) else len(data)
+        if not 0 <= start < stop <= len(data):
+            raise damaged(f"lines of shard {shard}", f"line {local} is {start}..{stop}")
+        index.verify(shard, METADATA, data, start, stop)
+        try:
+            found = json.loads(data[start:stop].tobytes())
+        except (ValueError, RecursionError) as error:
+            raise damaged(f"metadata of shard {shard}", f"line {local}: {error}") from None
+        if not isinstance(found, dict):
+            raise damaged(f"metadata of shard {shard}", f"line {local} is not an object")
+        return found
+
+
+def damaged(file: str, problem: str) -> DataError:
+    """The error for contradictory data of an index."""
+    return DataError(
+        f"the index is damaged: {file}: {problem}; find the files with `forerun index check`, and "
+        "restore them from a copy"
+    )
 
 
 def at(index: Index, shard: int, position: int, window: int = WINDOW) -> Passage:
     """The passage around a position, within its document: half of the window is before it."""
-    local = int(np.searchsorted(index.library.starts[shard], position, side="right")) - 1
+    local = kernels.document_at(index.shards[shard], index.library.starts[shard], position)
     return around(index, shard, local, position, window)
 
 
 def around(index: Index, shard: int, local: int, position: int, window: int) -> Passage:
     """`at` for a known document number `local` in the shard."""
-    if window < 1:
-        raise ConfigError(f"window={window} is too small; use at least 1 token")
-    starts, text = index.library.starts[shard], index.shards[shard].text
-    begin = int(starts[local]) + 1
-    end = int(starts[local + 1]) if local + 1 < len(starts) else len(text)
+    window = whole("window", window)
+    text = index.shards[shard].text
+    begin, end = index.library.span(index, shard, local)
     hit = max(begin, position)
     low = max(begin, hit - window // 2)
     number = index.library.number(shard, local)
     is_blocked = number in index.library.blocked
-    ids = [] if is_blocked else text[low : min(end, low + window)].tolist()
+    stop = low if is_blocked else min(end, low + window)
+    index.verify(shard, TEXT, text, low, stop)
+    ids = text[low:stop].tolist()
     return Passage(
         number,
         end - begin,
@@ -115,7 +149,7 @@ def around(index: Index, shard: int, local: int, position: int, window: int) -> 
         hit - low,
         shard,
         position,
-        index.library.record(shard, local),
+        index.library.record(index, shard, local),
         is_blocked,
     )
 
@@ -123,16 +157,20 @@ def around(index: Index, shard: int, local: int, position: int, window: int) -> 
 def document(index: Index, number: int, *, window: int = WINDOW) -> Passage:
     """The beginning of a document. Raises ConfigError for a number out of range."""
     count = index.library.documents
-    if not 0 <= number < count:
-        raise ConfigError(f"there is no document {number}; use 0 to {count - 1}")
+    if not isinstance(number, int | np.integer) or not 0 <= number < count:
+        raise ConfigError(
+            f"there is no document {number!r}; use a whole number from 0 to {count - 1}"
+        )
     local, shard = divmod(number, len(index.shards))
-    return around(index, shard, local, int(index.library.starts[shard][local]) + 1, window)
+    begin, _ = index.library.span(index, shard, local)
+    return around(index, shard, local, begin, window)
 
 
 def by_rank(index: Index, shard: int, rank: int, *, window: int = WINDOW) -> Passage:
     """The passage of the suffix at a rank."""
-    table = index.shards[shard]
-    return at(index, shard, pointer(table.table, table.width, rank), window)
+    position = kernels.position_of(index.shards[shard], rank)
+    index.check_reads()
+    return at(index, shard, position, window)
 
 
 def search(
@@ -160,8 +198,7 @@ def search_ranges(
 
 def draw(sizes: Many[int], limit: int, seed: int) -> Iterable[tuple[int, int]]:
     """Up to `limit` distinct (group, member) pairs from groups of these sizes."""
-    if limit < 1:
-        raise ConfigError(f"limit={limit} is too small; use at least 1")
+    limit, seed = whole("limit", limit), whole("seed", seed, 0)
     total, ends = sum(sizes), np.cumsum(sizes)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(max(1, total), min(limit, total), replace=False)

@@ -11,7 +11,7 @@ This is the compiled form of the growers `gumbel` and `template` over the source
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from forerun.ngrams.tables.logits.draft_template import (
 )
 from forerun.ngrams.tables.logits.kernels import TINY, Arrays
 from forerun.utils.jit import compiled, kernel
+
+if TYPE_CHECKING:
+    from forerun.ngrams.index.query.engine import Index
 
 
 class IndexOptions(NamedTuple):
@@ -55,14 +58,14 @@ class Workspace(NamedTuple):
 
 
 def draft(
-    shard: Shard,
+    index: Index,
     query: np.ndarray,
     options: IndexOptions,
     shape: Shape,
     depth: int,
     uniforms: np.ndarray | None,
 ) -> tuple[Tree, int]:
-    """A tree with the first places of a template, down to `depth`.
+    """A tree with the first places of a template, down to `depth`, from an index of one shard.
 
     query: the last ids of the text, int64. With uniforms, children are drawn without replacement;
     without, they are the most likely tokens. Returns the tree and the number of uniforms used: one
@@ -80,8 +83,9 @@ def draft(
     given = out.q_probs if uniforms is None else uniforms
     places = shape.depths, shape.widths, shape.firsts
     nodes, rows, used = fill_places(
-        shard[:], options[:], known, places, depth, is_drawn, given, out[:], space[:]
+        index.shards[0][:], options[:], known, places, depth, is_drawn, given, out[:], space[:]
     )
+    index.check_reads()
     return tree_of(out, nodes, rows), used
 
 
@@ -178,6 +182,8 @@ def law_of(
     largest, sum_, kept = np.float64(counts[:size].max()), 0.0, 0
     for j in range(size):
         if counts[j] < least or (counts[j] == least and ties == 0):
+            continue
+        if not 0 <= ids[j] < options.vocab_size:  # of a damaged file that is not verified
             continue
         if counts[j] == least:
             ties -= 1

@@ -24,12 +24,15 @@ import numpy as np
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build import encoders
 from forerun.ngrams.index.build import manifest as store
-from forerun.ngrams.index.build.shards import shard_of
+from forerun.ngrams.index.build.page_sums import PAGE_BYTES, touch_range, wrong_pages
+from forerun.ngrams.index.build.shards import open_shards, shard_of
 from forerun.ngrams.index.build.suffix_array import TYPES, Shard, largest_id, separator
+from forerun.ngrams.index.build.verify import FAST, check_mode, warn_without_pages
 from forerun.ngrams.index.query import attribution, kernels, results
 from forerun.ngrams.index.query import cnf as clauses
 from forerun.ngrams.index.query import documents as passages
 from forerun.ngrams.index.query.results import Match, Next, Prob
+from forerun.utils.numbers import token_ids, whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -52,8 +55,11 @@ class Index:
         encoder: encoders.Encoder | None = None,
         threads: int = 2,
         manifest: store.Manifest | None = None,
+        numbers: Many[int] | None = None,
     ) -> None:
         self.shards = list(shards)
+        self._numbers = range(len(self.shards)) if numbers is None else numbers  # on disk
+        self._flags = [shard.seen[-1:] for shard in self.shards]  # 1: a page was wrong
         self.separator = separator(self.shards[0].text.dtype)
         self.eos = self.separator if eos is None else eos
         self.library = library or passages.Library.of(self.shards, self.separator)
@@ -72,18 +78,23 @@ class Index:
         load: bool = False,
         threads: int = 2,
         blocked: Iterable[int] = (),
+        verify: str = FAST,
     ) -> Index:
         """Opens the index in a folder, mapped from disk, or in memory with `load`.
 
         tokenizer: must be the index's tokenizer; default: the copy in the index. blocked: numbers
-        of documents with hidden text. Raises DataError, ConfigError.
+        of documents with hidden text. verify: "full" reads all files at once, "fast" verifies each
+        page when a query first reads it, "off" verifies sizes only. Raises DataError, ConfigError.
         """
         path = Path(path)
+        check_mode(verify)
         manifest = store.read_manifest(path)
         encoder = None if tokenizer is None else encoders.load(tokenizer)
         if encoder is not None:
             same_tokenizer(path, manifest, encoder)
-        shards = store.open_shards(path, manifest, load=load)
+        shards = open_shards(path, manifest, load=load, verify=verify)
+        if verify == FAST:
+            warn_without_pages(path, manifest)
         library = passages.Library.open(path, manifest, frozenset(blocked))
         return cls(
             shards,
@@ -105,15 +116,13 @@ class Index:
         threads: int = 1,
     ) -> Index:
         """Builds an index in memory from documents of token ids."""
-        if width not in TYPES or shards < 1:
-            raise ConfigError(
-                f"width={width}, shards={shards} are invalid; use a width of 1, 2 or 4, and at "
-                "least 1 shard"
-            )
+        if width not in TYPES:
+            raise ConfigError(f"width={width!r} is invalid; use 1, 2 or 4 bytes per token")
+        shards = whole("shards", shards)
         end = separator(TYPES[width])
         texts: list[list[int]] = [[] for _ in range(shards)]
         for i, document in enumerate(documents):
-            ids = [int(t) for t in document]
+            ids = token_ids(document).tolist()
             if any(not 0 <= t < end for t in ids):
                 raise DataError(
                     f"document {i}: token ids must be in 0..{end - 1} for {width} bytes, got "
@@ -155,12 +164,38 @@ class Index:
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.threads, "index")
 
+    # verification
+
+    def check_reads(self) -> None:
+        """Raises DataError if a query has read a page that differs from its checksum."""
+        for number, flag in enumerate(self._flags):
+            if flag[0]:
+                raise DataError(self._damage(number))
+
+    def verify(self, number: int, part: int, data: np.ndarray, start: int, stop: int) -> None:
+        """Raises DataError unless data[start:stop] of a file of a shard match their checksums."""
+        stop = min(stop, len(data))
+        if 0 <= start < stop:
+            touch_range(*self.shards[number].pages, part, data, start, stop)
+        self.check_reads()
+
+    def _damage(self, number: int) -> str:
+        kind, page = next(wrong_pages(self.shards[number].pages))
+        name, shown = store.file_name(kind, self._numbers[number]), getattr(self, "path", "")
+        folder = Path(shown) / (self.manifest.folder if self.manifest else "")
+        return (
+            f"{folder / name} is damaged: bytes {page * PAGE_BYTES} to "
+            f"{(page + 1) * PAGE_BYTES - 1} differ from their checksum; restore it from a copy, or "
+            "build the index again"
+        )
+
     # queries
 
     def find(self, query: Ids) -> Match:
         """The occurrences of a query; an empty query occurs at every position."""
         q = self.ids(query)
         found = [kernels.find(shard, q, 0, len(q)) for shard in self.shards]
+        self.check_reads()
         return Match(sum(right - left for left, right in found), found)
 
     def count(self, query: Ids) -> int:
@@ -170,6 +205,7 @@ class Index:
         for shard in self.shards:
             left, right = kernels.find(shard, q, 0, len(q))
             total += right - left
+        self.check_reads()
         return total
 
     def count_many(self, queries: Many[Ids]) -> np.ndarray:
@@ -202,6 +238,7 @@ class Index:
         """The length of the longest suffix that occurs, and its occurrences."""
         q = self.ids(context)
         found = [kernels.longest_of(shard[:], q) for shard in self.shards]
+        self.check_reads()
         best = max(length for length, _, _ in found)
         intervals = [(left, right) if n == best else (0, 0) for n, left, right in found]
         return best, Match(sum(right - left for left, right in intervals), intervals)
@@ -258,13 +295,11 @@ class Index:
     # parts
 
     def ids(self, query: Ids) -> np.ndarray:
-        """A query for the kernels, int64: eos becomes the separator, invalid ids NO_ID."""
-        try:
-            q = np.array(query, dtype=np.int64)
-        except (OverflowError, TypeError, ValueError) as error:
-            raise DataError(f"expected a list of token ids, got {query!r:.80} ({error})") from None
-        if q.ndim != 1:
-            raise DataError(f"expected a list of token ids, got an array of shape {q.shape}")
+        """A query for the kernels, int64: eos becomes the separator, invalid ids NO_ID.
+
+        Raises DataError for fractions and texts.
+        """
+        q = token_ids(query)
         kernels.normalize_ids(q, self.eos, self.separator, NO_ID)
         return q
 
@@ -273,8 +308,8 @@ class Index:
         starts = np.zeros(len(queries) + 1, np.int64)
         try:
             np.cumsum([len(query) for query in queries], out=starts[1:])
-            flat = np.fromiter(chain.from_iterable(queries), np.int64, int(starts[-1]))
-        except (OverflowError, TypeError, ValueError) as error:
+            flat = token_ids(list(chain.from_iterable(queries)))
+        except TypeError as error:
             raise DataError(f"expected lists of token ids, got {queries!r:.80} ({error})") from None
         kernels.normalize_ids(flat, self.eos, self.separator, NO_ID)
         return flat, starts
@@ -295,6 +330,7 @@ class Index:
                 kernel(*job)
         else:
             list(self._pool.map(lambda job: kernel(*job), jobs))
+        self.check_reads()
         return out
 
     def _prob(self, match: Match, whole: np.ndarray, length: int) -> Prob:
@@ -313,16 +349,19 @@ class Index:
             count += b - a
             if whole[-1] == self.separator:  # the last document has no separator after it
                 count += kernels.next_token(shard, left, length) == kernels.END
+        self.check_reads()
         return count
 
     def _next_tokens(
         self, found: np.ndarray, units: np.ndarray
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Next tokens of matches (length, left, right) int64 [S, m, 3], per shard."""
-        return [
+        parts = [
             kernels.next_tokens_many(shard, rows, units, self._max_distinct)
             for shard, rows in zip(self.shards, found, strict=True)
         ]
+        self.check_reads()
+        return parts
 
     def _next(self, match: Match, length: int, max_support: int | None) -> Next:
         unit = results.unit_for(match.count, max_support)
@@ -333,13 +372,19 @@ class Index:
                 ids, counts = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
                 size = kernels.next_tokens(shard, length, left, right, unit, ids, counts)
                 parts.append((ids[:size], counts[:size]))
+        self.check_reads()
         return results.add_up(self.eos, self.separator, parts, match.count, length, unit > 1)
 
 
 def same_tokenizer(path: Path, manifest: store.Manifest, encoder: encoders.Encoder) -> None:
-    """Raises ConfigError unless the index was built with a tokenizer of the same vocabulary."""
-    built = manifest.tokenizer
+    """Raises ConfigError unless the index was built with a tokenizer of the same vocabulary.
+
+    An index of ids, or of a function, accepts any tokenizer with enough ids.
+    """
+    built, top = manifest.tokenizer, max(shard.top for shard in manifest.shards)
     if encoder.fingerprint == built["fingerprint"]:
+        return
+    if not built["fingerprint"] and (encoder.size is None or top < encoder.size):
         return
     raise ConfigError(
         f"the index in {path} was built with tokenizer {built['name']!r} ({built['vocabulary']} "

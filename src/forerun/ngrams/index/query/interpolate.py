@@ -23,6 +23,7 @@ from forerun.ngrams.index.query.engine import Ids, Index
 from forerun.ngrams.index.query.results import Next
 from forerun.state import array_file
 from forerun.utils.jit import compiled
+from forerun.utils.numbers import finite, whole
 
 LENGTHS = 16  # features: counts of the last 1 .. 16 tokens of a suffix
 KIND = "interpolation forest"
@@ -260,11 +261,8 @@ def decontaminated(
 
     A shorter document is removed if it occurs in the texts. `removed` is updated.
     """
-    if length < 1 or not 0 < share <= 1:
-        raise ConfigError(
-            f"length={length}, share={share} are out of range; use a length of at least 1 and a "
-            "share in (0, 1]"
-        )
+    whole("length", length)
+    finite("share", share, 0, 1, is_open=True)
     evaluation = Index.of(texts, width=4)
     for document in documents:
         n = min(length, len(document))

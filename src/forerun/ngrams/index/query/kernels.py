@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from forerun.ngrams.index.build.page_sums import BUCKETS, DOCUMENTS, touch
 from forerun.ngrams.index.build.sparse_index import narrow
-from forerun.ngrams.index.build.suffix_array import Shard, pointer
+from forerun.ngrams.index.build.suffix_array import Shard, position, token_at
 from forerun.ngrams.tables.logits.kernels import Arrays
 from forerun.utils.jit import compiled, kernel
 
@@ -17,20 +18,25 @@ END = -1  # next token at the text's end
 
 
 @kernel
-def compare(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -> int:
-    """-1, 0 or 1: the suffix at `at` sorts below query[low:high], begins with it, or above."""
-    for k in range(min(high - low, len(text) - at)):
-        token, wanted = np.int64(text[at + k]), query[low + k]
+def compare(shard: Shard, rank: int, query: np.ndarray, low: int, high: int) -> int:
+    """-1, 0 or 1: the suffix at a rank sorts below query[low:high], begins with it, or above."""
+    at, size = position(shard, rank), len(shard.text)
+    for k in range(min(high - low, size - at)):
+        token, wanted = token_at(shard, at + k), query[low + k]
         if token != wanted:
             return -1 if token < wanted else 1
-    return 0 if len(text) - at >= high - low else -1
+    return 0 if size - at >= high - low else -1
 
 
 @kernel
 def bucket(shard: Shard, token: int) -> tuple[int, int]:
-    """The ranks [left, right) of a first token's bucket."""
+    """The ranks [left, right) of a first token's bucket, within the text."""
     b = min(token >> shard.shift, len(shard.buckets) - 2)
-    return shard.buckets[b], shard.buckets[b + 1]
+    touch(shard.sums, shard.seen, shard.firsts, BUCKETS, shard.buckets, b)
+    touch(shard.sums, shard.seen, shard.firsts, BUCKETS, shard.buckets, b + 1)
+    size = len(shard.text)
+    left = max(0, min(shard.buckets[b], size))
+    return left, max(left, min(shard.buckets[b + 1], size))
 
 
 @kernel
@@ -38,14 +44,13 @@ def find_within(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> tuple[int, int]:
     """The interval of query[low:high] within [left, right); if absent, empty at its position."""
-    text, table, width = shard.text, shard.table, shard.width
     left, below, above, right = narrow(shard, query, low, high, left, right)
     if below < above:  # a fence is inside the interval
         first = first_not_below(shard, query, low, high, left, below)
         return first, first_above(shard, query, low, high, above, right)
     while left < right:  # until any hit
         middle = (left + right) // 2
-        order = compare(text, pointer(table, width, middle), query, low, high)
+        order = compare(shard, middle, query, low, high)
         if order < 0:
             left = middle + 1
         elif order > 0:
@@ -63,8 +68,7 @@ def first_not_below(
     """The first rank in [left, right) with a suffix not below query[low:high]; else `right`."""
     while left < right:
         middle = (left + right) // 2
-        at = pointer(shard.table, shard.width, middle)
-        if compare(shard.text, at, query, low, high) < 0:
+        if compare(shard, middle, query, low, high) < 0:
             left = middle + 1
         else:
             right = middle
@@ -76,8 +80,7 @@ def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int,
     """The first rank in [left, right) with a suffix above query[low:high]; else `right`."""
     while left < right:
         middle = (left + right) // 2
-        at = pointer(shard.table, shard.width, middle)
-        if compare(shard.text, at, query, low, high) > 0:
+        if compare(shard, middle, query, low, high) > 0:
             right = middle
         else:
             left = middle + 1
@@ -144,11 +147,16 @@ def longest_suffixes(
 
 @kernel
 def next_token(shard: Shard, rank: int, length: int) -> int:
-    """The token at offset `length` of the suffix at a rank; END at the text's end."""
-    at = pointer(shard.table, shard.width, rank) + length
+    """The token at offset `length` of the suffix at a rank; END at the text's end.
+
+    An id above the largest one, from a damaged file that is not verified, is END too.
+    """
+    at = position(shard, rank) + length
     if at >= len(shard.text):
         return END
-    return np.int64(shard.text[at])  # type: ignore[return-value]
+    token = token_at(shard, at)
+    is_valid = token <= shard.top or token == (1 << 8 * shard.text.itemsize) - 1
+    return token if is_valid else END
 
 
 @compiled
@@ -184,8 +192,11 @@ def next_tokens(
 
 @kernel
 def add_count(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count: int) -> int:
-    """Adds to the last entry if it has the token, else appends an entry; returns the new size."""
-    if size and ids[size - 1] == token:
+    """Adds to the last entry if it has the token, else appends an entry; returns the new size.
+
+    Full arrays, only possible with an unsorted damaged file, take no more entries.
+    """
+    if size and (ids[size - 1] == token or size == len(ids)):
         counts[size - 1] += count
         return size
     ids[size], counts[size] = token, count
@@ -220,12 +231,12 @@ def next_tokens_many(
     return ids[: starts[-1]], counts[: starts[-1]], starts
 
 
-@compiled
-def common(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -> int:
-    """Length of the common prefix of the suffix at `at` and query[low:high]."""
-    k = 0
-    limit = min(high - low, len(text) - at)
-    while k < limit and np.int64(text[at + k]) == query[low + k]:
+@kernel
+def common(shard: Shard, rank: int, query: np.ndarray, low: int, high: int) -> int:
+    """Length of the common prefix of the suffix at a rank and query[low:high]."""
+    k, at = 0, position(shard, rank)
+    limit = min(high - low, len(shard.text) - at)
+    while k < limit and token_at(shard, at + k) == query[low + k]:
         k += 1
     return k
 
@@ -236,19 +247,38 @@ def longest_prefixes(shard: Shard, query: np.ndarray, longest: int, out: np.ndar
 
     The longest match is with one of the two neighbours of the remaining query's sort position.
     """
-    text, table, width = shard.text, shard.table, shard.width
+    size = len(shard.text)
     for low in range(len(query)):
         high = min(len(query), low + longest)
         out[low] = 0
-        if query[low] < 0 or len(text) == 0:
+        if query[low] < 0 or size == 0:
             continue
         left, right = bucket(shard, query[low])
         left, right, _, _ = narrow(shard, query, low, high, left, right)
         left = first_not_below(shard, query, low, high, left, right)
         for rank in (left - 1, left):
-            if 0 <= rank < len(text):
-                here = common(text, pointer(table, width, rank), query, low, high)
-                out[low] = max(out[low], here)
+            if 0 <= rank < size:
+                out[low] = max(out[low], common(shard, rank, query, low, high))
+
+
+@compiled
+def position_of(shard: Shard, rank: int) -> int:
+    """`position`, called from Python."""
+    return position(shard, rank)
+
+
+@compiled
+def document_at(shard: Shard, starts: np.ndarray, at: int) -> int:
+    """The last document that begins at or before a position; -1 if there is none."""
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        touch(shard.sums, shard.seen, shard.firsts, DOCUMENTS, starts, middle)
+        if starts[middle] <= at:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
 
 
 @kernel

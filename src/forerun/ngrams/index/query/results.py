@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.errors import ConfigError
+from forerun.utils.numbers import whole
 
 Counted = tuple[np.ndarray, np.ndarray]  # ids, counts
 
@@ -73,8 +73,5 @@ def unit_for(count: int, max_support: int | None) -> int:
     """The smallest power of two `unit` with count <= unit * max_support."""
     if max_support is None:
         return 1
-    if max_support < 1:
-        raise ConfigError(
-            f"max_support={max_support} is too small; use at least 1, or None for exact counts"
-        )
+    max_support = whole("max_support (None: exact counts)", max_support)
     return 1 << max(0, -(-count // max_support) - 1).bit_length()

@@ -15,12 +15,17 @@ from forerun.constraints.corpus import Corpus
 from forerun.constraints.ngram_style import NgramStyle
 from forerun.core.tree import IID, SWOR
 from forerun.errors import ConfigError, DataError, ForerunError
+from forerun.ngrams.index.build.build import Options as BuildOptions
 from forerun.ngrams.index.counts.trie import NgramModel
 from forerun.ngrams.index.fm.index import FMIndex
 from forerun.ngrams.index.query.datastore import in_memory
 from forerun.ngrams.index.query.engine import Index
 from forerun.ngrams.index.query.interpolate import Removed, decontaminated
+from forerun.retrieval.books import split
+from forerun.retrieval.measures import accuracy, interval
 from forerun.retrieval.seal import Options
+from forerun.retrieval.token_beam import Free, beam_search
+from forerun.retrieval.weights import weights as seal_weights
 from forerun.utils.numbers import finite, token_ids, whole
 from forerun.verifiers.reflective import Reflective
 
@@ -100,6 +105,15 @@ BAD_SIZES = (0, *BAD_COUNTS)
         lambda n: NgramModel.count([np.array(TEXT)], vocab_size=6, order=n),
         lambda n: NgramModel.count([np.array(TEXT)], vocab_size=n),
         lambda n: list(decontaminated([TEXT], [TEXT], Removed(), length=n)),
+        lambda n: Index.of([TEXT], threads=n),
+        lambda n: BuildOptions(shards=n),
+        lambda n: BuildOptions(workers=n),
+        lambda n: accuracy([1, 2], {1}, n),
+        lambda n: interval([0.5, 1.0], draws=n),
+        lambda n: split(n, 0),
+        lambda n: seal_weights(np.zeros(1), np.ones(1), n),
+        lambda n: beam_search(None, [[1]], Free(3), beams=n),
+        lambda n: beam_search(None, [[1]], Free(3), length=n),
         lambda n: Reflective(leaves=n),
         lambda n: NgramStyle(model(), entries=n),
         lambda n: Options(beams=n),
@@ -199,6 +213,12 @@ def test_numbers_of_a_passage_search_are_finite(value: float) -> None:
             Options(**{name: value})
     with pytest.raises(ConfigError, match="share"):
         list(decontaminated([TEXT], [TEXT], Removed(), share=value))
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [[1.0]]])
+def test_an_interval_needs_values(values: Any) -> None:
+    with pytest.raises(DataError, match="finite values"):
+        interval(values)
 
 
 def test_reflective_refuses_itself_as_rule() -> None:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from forerun.utils.numbers import whole
+
 
 class Scorer(Protocol):
     """A model that continues many prompts at once."""
@@ -84,6 +86,8 @@ def beam_search(
     end: int | None = None,
 ) -> list[Searched]:
     """Candidates of up to `length` tokens for every prompt; one that says `end` goes on no more."""
+    whole("beams", beams)
+    whole("length", length)
     state, logps = scorer.begin(prompts)
     found: list[list[Hypothesis]] = [[] for _ in prompts]
     firsts = [row.copy() for row in logps]

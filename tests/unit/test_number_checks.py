@@ -12,8 +12,11 @@ import pytest
 from forerun import registry
 from forerun.bench import optimum
 from forerun.constraints.corpus import Corpus
+from forerun.constraints.infini import InfiniMix
 from forerun.constraints.ngram_style import NgramStyle
 from forerun.core.tree import IID, SWOR
+from forerun.drafters.infini import Infini
+from forerun.drafters.rest import Rest
 from forerun.errors import ConfigError, DataError, ForerunError
 from forerun.ngrams.index.build.build import Options as BuildOptions
 from forerun.ngrams.index.counts.trie import NgramModel
@@ -114,6 +117,9 @@ BAD_SIZES = (0, *BAD_COUNTS)
         lambda n: seal_weights(np.zeros(1), np.ones(1), n),
         lambda n: beam_search(None, [[1]], Free(3), beams=n),
         lambda n: beam_search(None, [[1]], Free(3), length=n),
+        lambda n: Infini(index=INDEX, context=n),
+        lambda n: Infini(index=INDEX, max_support=n),
+        lambda n: InfiniMix(INDEX, context=n),
         lambda n: Reflective(leaves=n),
         lambda n: NgramStyle(model(), entries=n),
         lambda n: Options(beams=n),
@@ -124,6 +130,13 @@ BAD_SIZES = (0, *BAD_COUNTS)
 def test_sizes_are_whole_and_at_least_one(ask: Callable[[Any], Any], value: Any) -> None:
     with pytest.raises(ConfigError, match="whole number"):
         ask(value)
+
+
+@pytest.mark.parametrize("name", ["longest", "shortest", "tokens", "most", "reads"])
+def test_sizes_of_rest_are_whole(name: str) -> None:
+    for value in (0, 2.5):
+        with pytest.raises(ConfigError):
+            Rest(index=INDEX, **{name: value})
 
 
 @pytest.mark.parametrize("value", (0, -1, 1.5, math.nan, "2"))

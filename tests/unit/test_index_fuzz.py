@@ -15,6 +15,11 @@ import pytest
 from index_files import IDS, write_lines
 
 from forerun.cli.main import main
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.sampling import Sampling
+from forerun.drafters.infini import Infini
+from forerun.drafters.rest import Rest
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build import manifest as store
 from forerun.ngrams.index.build import verify
@@ -43,6 +48,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(NUM_DOCUMENTS)
     ]
     options = Options(tokenizer="ids", reading=IDS.reading, shards=2, workers=1)
+    build(folder / "ix", [write_lines(folder / "n.jsonl", rows)], options)
+    return folder / "ix"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undamaged index of one shard."""
+    folder = tmp_path_factory.mktemp("alone")
+    rng = np.random.default_rng(0)
+    rows = [{"tokens": rng.integers(0, NUM_IDS, 400).tolist()} for _ in range(9)]
+    options = Options(tokenizer="ids", reading=IDS.reading, workers=1)
     build(folder / "ix", [write_lines(folder / "n.jsonl", rows)], options)
     return folder / "ix"
 
@@ -249,6 +265,33 @@ def test_a_damaged_tokenizer_of_an_index_is_refused(texts: Path, tmp_path: Path)
         done = damage(rng, [f for f in files_of(path) if f.parent.name == "tokenizer"])
         found = outcome(path, "fast", lambda index: list(index.encoder.encode("the cat sat")))
         assert found is None or found == list(expected), done
+
+
+@pytest.mark.parametrize("how", ["fast", "off"])
+def test_drafts_of_a_damaged_index_are_tokens_of_the_model(
+    alone: Path, tmp_path: Path, how: str
+) -> None:
+    def drafts(index: Index) -> list[Any]:
+        infini, rest = Infini(index=index, context=8), Rest(index=index, shortest=1)
+        infini.source.vocab_size = NUM_IDS + 1
+        rng, found = np.random.default_rng(3), []
+        for temperature in (0.0, 1.0):
+            text = rng.integers(0, NUM_IDS, 30).tolist()
+            dice = SeededDice(1)
+            seq = Sequence(text, 30, Sampling(temperature=temperature), dice, limit=99)
+            for drafter in (infini, rest):
+                (tree,) = drafter.propose([seq], [Plan()], [dice])
+                found.append([tree.tokens.tolist(), tree.parents.tolist()])
+        return found
+
+    expected = drafts(Index.open(alone))
+    assert all(tokens for tokens, _ in expected)
+    for path, done in damaged_copies(alone, tmp_path, TRIALS // 3, 9):
+        found = outcome(path, how, drafts)
+        if how == "fast":
+            assert found is None or found == expected, done
+        for tokens, _ in found or []:
+            assert all(0 <= token <= NUM_IDS for token in tokens), done
 
 
 @pytest.mark.parametrize("words", [["count", "1 2"], ["search", "1 2"], ["ntd", "1 2"]])

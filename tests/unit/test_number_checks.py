@@ -12,15 +12,23 @@ import pytest
 from forerun import registry
 from forerun.bench import optimum
 from forerun.constraints.corpus import Corpus
+from forerun.constraints.infini import InfiniMix
 from forerun.constraints.ngram_style import NgramStyle
 from forerun.core.tree import IID, SWOR
+from forerun.drafters.infini import Infini
+from forerun.drafters.rest import Rest
 from forerun.errors import ConfigError, DataError, ForerunError
+from forerun.ngrams.index.build.build import Options as BuildOptions
 from forerun.ngrams.index.counts.trie import NgramModel
 from forerun.ngrams.index.fm.index import FMIndex
 from forerun.ngrams.index.query.datastore import in_memory
 from forerun.ngrams.index.query.engine import Index
 from forerun.ngrams.index.query.interpolate import Removed, decontaminated
+from forerun.retrieval.books import split
+from forerun.retrieval.measures import accuracy, interval
 from forerun.retrieval.seal import Options
+from forerun.retrieval.token_beam import Free, beam_search
+from forerun.retrieval.weights import weights as seal_weights
 from forerun.utils.numbers import finite, token_ids, whole
 from forerun.verifiers.reflective import Reflective
 
@@ -100,6 +108,18 @@ BAD_SIZES = (0, *BAD_COUNTS)
         lambda n: NgramModel.count([np.array(TEXT)], vocab_size=6, order=n),
         lambda n: NgramModel.count([np.array(TEXT)], vocab_size=n),
         lambda n: list(decontaminated([TEXT], [TEXT], Removed(), length=n)),
+        lambda n: Index.of([TEXT], threads=n),
+        lambda n: BuildOptions(shards=n),
+        lambda n: BuildOptions(workers=n),
+        lambda n: accuracy([1, 2], {1}, n),
+        lambda n: interval([0.5, 1.0], draws=n),
+        lambda n: split(n, 0),
+        lambda n: seal_weights(np.zeros(1), np.ones(1), n),
+        lambda n: beam_search(None, [[1]], Free(3), beams=n),
+        lambda n: beam_search(None, [[1]], Free(3), length=n),
+        lambda n: Infini(index=INDEX, context=n),
+        lambda n: Infini(index=INDEX, max_support=n),
+        lambda n: InfiniMix(INDEX, context=n),
         lambda n: Reflective(leaves=n),
         lambda n: NgramStyle(model(), entries=n),
         lambda n: Options(beams=n),
@@ -110,6 +130,13 @@ BAD_SIZES = (0, *BAD_COUNTS)
 def test_sizes_are_whole_and_at_least_one(ask: Callable[[Any], Any], value: Any) -> None:
     with pytest.raises(ConfigError, match="whole number"):
         ask(value)
+
+
+@pytest.mark.parametrize("name", ["longest", "shortest", "tokens", "most", "reads"])
+def test_sizes_of_rest_are_whole(name: str) -> None:
+    for value in (0, 2.5):
+        with pytest.raises(ConfigError):
+            Rest(index=INDEX, **{name: value})
 
 
 @pytest.mark.parametrize("value", (0, -1, 1.5, math.nan, "2"))
@@ -199,6 +226,12 @@ def test_numbers_of_a_passage_search_are_finite(value: float) -> None:
             Options(**{name: value})
     with pytest.raises(ConfigError, match="share"):
         list(decontaminated([TEXT], [TEXT], Removed(), share=value))
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [[1.0]]])
+def test_an_interval_needs_values(values: Any) -> None:
+    with pytest.raises(DataError, match="finite values"):
+        interval(values)
 
 
 def test_reflective_refuses_itself_as_rule() -> None:

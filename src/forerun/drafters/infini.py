@@ -30,6 +30,7 @@ from forerun.ngrams.index.query.draft import IndexOptions, draft
 from forerun.ngrams.index.query.engine import Index, Next, check_tokenizer
 from forerun.ngrams.tables.logits.kernels import TINY
 from forerun.registry import Corpus, GrowerName, TokenId
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -67,11 +68,9 @@ class Infini(Drafter):
                 "infini needs an index or a corpus, and not both; build an index with `forerun "
                 "index build FOLDER TEXTS --tokenizer MODEL` and use infini:index=FOLDER"
             )
-        if min(context, min_length, min_count, entries, max_support) < 1:
-            raise ConfigError(
-                "context, min_length, min_count, entries and max_support must be at least 1, got "
-                f"{context}, {min_length}, {min_count}, {entries} and {max_support}"
-            )
+        sizes = {"context": context, "min_length": min_length, "min_count": min_count}
+        for name, size in (sizes | {"entries": entries, "max_support": max_support}).items():
+            whole(name, size)
         if entries > MAX_ENTRIES or max_support > MAX_SUPPORT:
             raise ConfigError(
                 f"entries must be at most {MAX_ENTRIES} and max_support at most {MAX_SUPPORT}, "

@@ -23,6 +23,7 @@ from forerun.ngrams.index.query.continuations import Continuations
 from forerun.ngrams.index.query.datastore import check_ids, open_datastore
 from forerun.ngrams.index.query.engine import Index
 from forerun.registry import Corpus, TokenId
+from forerun.utils.numbers import whole
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -58,6 +59,9 @@ class Rest(PerSequence):
                 "shortest, tokens, most and reads must be at least 1, and longest at least "
                 f"shortest; got {shortest}, {tokens}, {most}, {reads} and {longest}"
             )
+        sizes = {"shortest": shortest, "longest": longest, "tokens": tokens, "most": most}
+        for name, size in (sizes | {"reads": reads}).items():
+            whole(name, size)
         self.lengths, self.tokens, self.most, self.reads = (shortest, longest), tokens, most, reads
         self.datastore = open_datastore(
             "rest",

@@ -100,7 +100,7 @@ def get_result(ray: Any, ref: Any) -> Any:
 class ShardSearcher:
     """An index of some of the shards; runs in an actor."""
 
-    def __init__(self, path: Path, numbers: list[int], load: bool, verify: str) -> None:
+    def __init__(self, path: Path, numbers: list[int], load: bool, verify: str = FAST) -> None:
         manifest = store.read_manifest(path)
         shards = open_shards(path, manifest, load=load, numbers=numbers, verify=verify)
         none = documents.Library([], [], [])  # documents are read in the caller's process

@@ -8,6 +8,7 @@ import numpy as np
 
 from forerun.errors import ConfigError
 from forerun.retrieval.passages import Passage
+from forerun.utils.numbers import whole
 
 
 class BM25:
@@ -29,7 +30,7 @@ class BM25:
     def search(self, queries: Many[str], k: int = 100) -> np.ndarray:
         """Passage numbers of the best k per query, best first. int64 [queries, k]."""
         found, _ = self._index.retrieve(
-            self._words(queries), k=min(k, self._count), show_progress=False
+            self._words(queries), k=min(whole("k", k), self._count), show_progress=False
         )
         return np.asarray(found, np.int64)
 

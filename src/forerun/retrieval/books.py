@@ -21,6 +21,7 @@ import numpy as np
 
 from forerun.errors import DataError
 from forerun.retrieval.passages import Passage
+from forerun.utils.numbers import whole
 
 HEADING = re.compile(r"^\s*(CHAPTER )?[IVXLC]+\.?(?P<title> [^a-z]{4,})?\s*$")
 MIN_PASSAGE_WORDS, MAX_TITLE_WORDS, MIN_CHAPTER_WORDS = 40, 10, 300
@@ -108,6 +109,8 @@ def questions(
 
 def split(count: int, evaluated: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Passage numbers for training questions and for evaluation questions."""
+    whole("count", count)
+    whole("evaluated", evaluated, 0)
     order = np.random.default_rng(seed).permutation(count)
     return np.sort(order[evaluated:]), np.sort(order[:evaluated])
 

@@ -7,9 +7,13 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
+from forerun.errors import DataError
+from forerun.utils.numbers import whole
+
 
 def accuracy(ranked: Many[int] | np.ndarray, relevant: Collection[int], k: int) -> float:
     """accuracy@k: 1 if one of the first k is relevant, else 0."""
+    k = whole("k", k)
     return float(any(int(d) in relevant for d in ranked[:k]))
 
 
@@ -25,6 +29,9 @@ def interval(
 ) -> tuple[float, float, float]:
     """The mean and its 95 % bootstrap interval (2.5 and 97.5 % quantiles)."""
     given = np.asarray(values, float)
+    if given.ndim != 1 or not len(given) or not np.isfinite(given).all():
+        raise DataError(f"expected a list of finite values, got {values!r:.80}")
+    whole("draws", draws)
     chosen = np.random.default_rng(seed).integers(0, len(given), (draws, len(given)))
     low, high = np.quantile(given[chosen].mean(axis=1), [0.025, 0.975])
     return float(given.mean()), float(low), float(high)

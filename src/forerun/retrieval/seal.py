@@ -136,6 +136,7 @@ class Seal:
         """The best k passages of each query. Raises DataError, CapacityError, UnknownName."""
         if score not in SCORES:
             raise UnknownName.of("score", score, SCORES)
+        whole("k", k)
         out = []
         for generated in self.generate(queries, batch=batch):
             best = self.rank(generated, score)
@@ -144,6 +145,7 @@ class Seal:
 
     def generate(self, queries: Many[str], *, batch: int = 20) -> Iterator[Generated]:
         """The n-grams for each query; `rank` takes them, so scores can be compared."""
+        whole("batch", batch)
         prompts = [self._prompt(query) for query in queries]
         for at in range(0, len(prompts), batch):
             group = prompts[at : at + batch]

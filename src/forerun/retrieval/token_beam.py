@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from forerun.utils.numbers import whole
+
 
 class Scorer(Protocol):
     """A language model that continues a batch of prompts."""
@@ -86,6 +88,8 @@ def beam_search(
     end: int | None = None,
 ) -> list[Searched]:
     """Candidates of up to `length` tokens for every prompt; the token `end` finishes one."""
+    whole("beams", beams)
+    whole("length", length)
     state, logps = scorer.begin(prompts)
     found: list[list[Hypothesis]] = [[] for _ in prompts]
     firsts = [row.copy() for row in logps]

@@ -11,6 +11,8 @@ import numpy as np
 
 from forerun.utils.jit import compiled
 
+from forerun.utils.numbers import finite, whole
+
 LOGP_MARGIN = 1e-10  # keeps log P below 0, so that log(1 - P) is finite
 
 
@@ -21,6 +23,9 @@ def weights(
 
     w = max(0, [log P_q + log(1 - P_u)] - [log P_u + log(1 - P_q)]) ** alpha
     """
+    whole("tokens", tokens)
+    finite("smoothing", smoothing, 0, is_open=True)
+    finite("alpha", alpha, 0, is_open=True)
     log_u = np.log((np.asarray(counts, float) + smoothing) / (tokens + smoothing))
     log_u = np.minimum(log_u, -LOGP_MARGIN)
     log_q = np.minimum(np.asarray(logps, float), -LOGP_MARGIN)

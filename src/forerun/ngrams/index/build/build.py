@@ -42,6 +42,7 @@ from forerun.ngrams.index.build.suffix_array import TYPES, find_buckets, pointer
 from forerun.ngrams.index.build.verify import tokenizer_files, write_page_sums
 from forerun.state.array_file import reading
 from forerun.utils.files import write_whole
+from forerun.utils.numbers import whole
 
 Report = Callable[[str, int, int], None]  # stage, done, total
 Call = Callable[..., Any]
@@ -75,11 +76,10 @@ class Options:
             raise ConfigError(
                 f"width={self.width} is unknown; use 1, 2 or 4 bytes, or 0 to choose by vocabulary"
             )
-        if self.shards < 1 or self.threads < 1 or self.workers < 1:
-            raise ConfigError(
-                f"shards={self.shards}, threads={self.threads}, workers={self.workers} are out of "
-                "range; use at least 1 of each"
-            )
+        for name in ("shards", "threads", "workers"):
+            whole(name, getattr(self, name))
+        for name in ("memory", "part", "overlap"):
+            whole(name, getattr(self, name), 0)
         if self.on_error not in ("fail", "skip"):
             raise ConfigError(f"on_error={self.on_error!r} is unknown; use 'fail' or 'skip'")
         if self.memory < MIN_MEMORY_BYTES:

@@ -68,8 +68,8 @@ class NgramModel:
     ) -> NgramModel:
         """Counts n-grams within documents of token ids. Raises DataError if there are none."""
         whole("order (usually 3)", order, 1, MAX_ORDER)
-        whole("vocab_size", vocab_size)
         kept = [token_ids(d) for d in documents if len(d)]
+        whole("vocab_size", vocab_size)
         if not kept:
             raise DataError(
                 "the corpus is empty or blank: expected at least one token, got none; give a file "

@@ -63,7 +63,7 @@ class Index:
         self.separator = separator(self.shards[0].text.dtype)
         self.eos = self.separator if eos is None else eos
         self.library = library or passages.Library.of(self.shards, self.separator)
-        self.threads, self.manifest, self._encoder = threads, manifest, encoder
+        self.threads, self.manifest, self._encoder = whole("threads", threads), manifest, encoder
         self.tokens = sum(len(shard.text) for shard in self.shards)
         self._max_distinct = max(1 << s.shift + 1 for s in self.shards) * max(
             len(s.buckets) for s in self.shards

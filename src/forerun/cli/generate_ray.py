@@ -142,7 +142,7 @@ class Show:
             )
         print(record["text"], file=self.to, flush=True)
         if "logprobs" in record:
-            lines = logprob_lines(_sample(record), self.tokenizer.decode)
+            lines = logprob_lines(_sample(record), self.tokenizer.decode_inside)
             print(*lines, sep="\n", file=self.to, flush=True)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 
 import numpy as np
-from fakes import FakeTarget
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from fakes import FakeTarget
 from forerun.api import Model
 from forerun.models.tokenizer import Tokenizer
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spm import ids, says, spm
 
 import forerun
 from forerun.core.records import Cost
 from served import Served, scripted, thread
-from spm import ids, says, spm
 
 TEXT = "one two three four five STOP six seven eight nine ten "
 WIDE = "Zoë 你好 \U0001f642\U0001f642 done "

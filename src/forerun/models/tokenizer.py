@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelError, in_a_line
+from forerun.models.end_ids import as_ids, declared_eos, usable_end_ids, within
 from forerun.models.text_stream import TextStream, TokenPieces
 from forerun.models.token_bytes import ByteRule
 from forerun.utils.files import SHOWN, check_text
 from forerun.utils.version import MADE_BY
+
+__all__ = ["TextStream", "Tokenizer", "as_ids", "declared_eos"]
 
 log = logging.getLogger("forerun")
 
@@ -42,7 +45,7 @@ class Tokenizer:
         own = as_ids(getattr(inner, "eos_token_id", None))
         self.eos_ids = tuple(dict.fromkeys(own if eos_ids is None else eos_ids))
         self._has_warned_of_bos = False
-        self._backend = getattr(inner, "backend_tokenizer", None)  # the Rust object
+        self._backend: Any = getattr(inner, "backend_tokenizer", None)  # the Rust object
 
     @classmethod
     def load(cls, model: Any) -> Tokenizer:
@@ -69,7 +72,12 @@ class Tokenizer:
             raise ModelError(
                 f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}"
             ) from cause
-        return cls(inner, [*as_ids(inner.eos_token_id), *declared_eos(folder)])
+        ids = [*as_ids(inner.eos_token_id), *declared_eos(folder)]
+        return cls(inner, usable_end_ids(folder, ids))
+
+    def drop_end_ids(self, vocab_size: int) -> None:
+        """Drops end ids that the model cannot emit, with a warning."""
+        self.eos_ids = tuple(within(vocab_size, self.eos_ids, "the tokenizer's end ids"))
 
     @property
     def vocab_size(self) -> int:
@@ -184,26 +192,3 @@ def _class_for(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer
-
-
-def declared_eos(folder: Path) -> list[int]:
-    """End ids in generation_config.json, else in config.json. Raises ModelError if damaged."""
-    from forerun.models.paths import read_json
-
-    for path in (folder / "generation_config.json", folder / "config.json"):
-        found = read_json(path).get("eos_token_id") if path.is_file() else None
-        if found is None:
-            continue
-        try:
-            return as_ids(found)
-        except ValueError as cause:
-            raise ModelError(f"{path} cannot be used: eos_token_id must be {cause}") from None
-    return []
-
-
-def as_ids(value: int | list[int] | None) -> list[int]:
-    """A list of ids from an id, a list, or nothing. Raises ValueError for anything else."""
-    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
-    if any(type(i) is not int for i in ids):
-        raise ValueError(f"an id or a list of ids, got {value!r}")
-    return list(ids)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelError, in_a_line
+from forerun.models.chat_template import TemplateError, rendered
 from forerun.models.end_ids import as_ids, declared_eos, usable_end_ids, within
 from forerun.models.text_stream import TextStream, TokenPieces
 from forerun.models.token_bytes import ByteRule
@@ -141,19 +142,19 @@ class Tokenizer:
     def chat(self, messages: str | list[dict[str, str]]) -> list[int]:
         """Ids of a conversation or one user message in the model's chat template.
 
-        Raises ModelError if the model has none.
+        Raises TemplateError if the model has none, or it fails on these messages.
         """
         return self.encode(self.chat_text(messages), special=False)
 
     def chat_text(self, messages: str | list[dict[str, str]]) -> str:
         """The text of a conversation in the chat template. Raises as `chat`."""
         if not self.has_chat_template:
-            raise ModelError("this tokenizer has no chat template; give the prompt as plain text")
+            raise TemplateError(
+                "this tokenizer has no chat template; give the prompt as plain text"
+            )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return str(
-            self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+        return rendered(self.inner, messages, add_generation_prompt=True)
 
     def vocabulary(self) -> dict[str, int]:
         """Token strings and their ids."""

@@ -24,7 +24,7 @@ class TemplateError(ModelError):
 
 
 class _Stop(BaseException):
-    """Raised in a thread whose rendering takes too long."""
+    """Raised in the thread of a rendering that takes too long."""
 
 
 def rendered(

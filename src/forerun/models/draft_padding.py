@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from forerun.core.records import Sequence
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from forerun.core.roles import Path
     from forerun.runner.model_runner import ModelRunner
 
@@ -39,6 +38,8 @@ class PaddedRunner:
 
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
         """As `Runner.rows_at`: logits [n, vocab_size]."""
+        import torch.nn.functional as F  # a drafter's options are checked without torch
+
         views = {seq: self._view(seq) for seq, _ in requests}
         rows = self.inner.rows_at([(views[seq], self._known(path)) for seq, path in requests])
         return F.pad(rows, (0, self.vocab_size - rows.shape[1]), value=float("-inf"))

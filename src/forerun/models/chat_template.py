@@ -27,15 +27,13 @@ class _Stop(BaseException):
     """Raised in the thread of a rendering that takes too long."""
 
 
-def rendered(
-    inner: Any, messages: Messages, *, max_seconds: float = MAX_SECONDS, **options: Any
-) -> str:
+def rendered(inner: Any, messages: Messages, **options: Any) -> str:
     """The text of messages in the template of a transformers tokenizer.
 
     options: of `apply_chat_template`. Raises TemplateError.
     """
     _import()
-    work = _Rendering(inner, messages, options)
+    max_seconds, work = MAX_SECONDS, _Rendering(inner, messages, options)
     try:
         is_done = work.finished.wait(max_seconds)
     finally:
@@ -133,9 +131,17 @@ class _Rendering:
     def stop(self) -> None:
         """Ends the thread, if it still runs. A single long operation cannot be interrupted."""
         for _ in range(MAX_STOPS):
-            with self._lock:
-                if self._is_over or not self._thread.is_alive():
-                    return
-                ident, kind = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_Stop)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
+            if self._is_over or not self._thread.is_alive():
+                return
+            if self._lock.acquire(timeout=STOP_SECONDS):
+                try:
+                    self._interrupt()
+                finally:
+                    self._lock.release()
             self.finished.wait(STOP_SECONDS)
+
+    def _interrupt(self) -> None:
+        """Raises _Stop in the thread, which holds the lock where that must not happen."""
+        if not self._is_over:
+            ident, kind = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_Stop)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)

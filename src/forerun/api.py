@@ -354,6 +354,7 @@ def load(
         log.warning(
             f"context={context} exceeds the model's maximum of {runner.context}; using that"
         )
+    tokenizer.drop_end_ids(runner.vocab_size)
     if target is not None:
         runner = registry.make("target", target, runner, tokenizer=tokenizer, device=device)
     warn_of_defaults(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spm import ids, says, spm
 
 import forerun
 from forerun.core.cost import Cost
@@ -232,3 +233,23 @@ def test_sampling_parameters_act(chat: Served, tiny_chat: Path) -> None:
     assert client.completions.create(**sampled).choices[0].text != plain
     for change in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}):
         assert client.completions.create(**sampled, extra_body=change).choices[0].text == plain
+
+
+@pytest.mark.parametrize("stop", [None, "never"])
+def test_the_texts_of_tokens_join_to_the_text(stop: str | None) -> None:
+    """With a stripped space, split and broken characters, and special tokens."""
+    tokenizer = spm()
+    names = ("▁a", 0xE2, 0x82, 0xAC, "</s>", "▁little", 0xFF, 0xE2, "girl", "<s>", 0xC3)
+    tokens, prompt = ids(tokenizer, *names), ids(tokenizer, "<s>", "▁was")
+    call: dict[str, Any] = {"model": "tiny", "temperature": 0, "logprobs": 1, "stop": stop}
+    call["extra_body"] = {"ignore_eos": True}
+    with thread(says(tokenizer, tokens, len(prompt))) as served:
+        for most in range(1, len(names) + 1):
+            how = call | {"prompt": prompt, "max_tokens": most}
+            (choice,) = served.client().completions.create(**how).choices
+            text, choices = streamed(served, **how)
+            assert choice.text == text == tokenizer.decode(tokens[:most], prompt)
+            assert text.startswith(" a")
+            assert "".join(choice.logprobs.tokens) == text
+            shown = [token for one in choices for token in one.logprobs.tokens]
+            assert shown == choice.logprobs.tokens and len(shown) == most

@@ -24,12 +24,12 @@ from torch import Tensor
 from forerun.assets import MODELS, embedded
 from forerun.bench.padding import LAYER, SIZES, Padding, Part, Shape, grown, shape_of, tensors
 from forerun.errors import CapacityError, ConfigError, DataError, ModelError, UnknownName
-from forerun.models.checkpoint import shard_files
 from forerun.models.draft_link import companion, name_companion
 from forerun.models.families import Unsupported
 from forerun.models.gguf_folder import linked_file
 from forerun.models.load import DTYPES
 from forerun.models.paths import located, model_folder
+from forerun.models.shards import owners, shard_files
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 MARK = "inflated_from"  # in config.json
@@ -138,9 +138,9 @@ class Weights:
         self.folder = folder
         self._where: dict[str, Any] = {}
         try:
-            for path in shard_files(folder):
-                shard = stack.enter_context(safe_open(path, framework="pt"))
-                self._where |= dict.fromkeys(shard.keys(), shard)
+            files = shard_files(folder)
+            opened = {p: stack.enter_context(safe_open(p, framework="pt")) for p in files}
+            self._where = {name: opened[path] for name, path in owners(files).items()}
         except Unsupported as error:
             raise ModelError(f"{folder}: {error}") from None
         except (SafetensorError, OSError) as error:

@@ -19,6 +19,7 @@ from forerun.cli.output import console, notice
 from forerun.cli.prompts import as_shown
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ForerunError, nearest
+from forerun.models.chat_template import TemplateError
 from forerun.utils.files import check_text
 from forerun.utils.text import counted
 
@@ -91,6 +92,10 @@ class Chat:
         options.check_parts(samplings=(self.sampling,), **specs)
         self.parts[kind] = self.model.constraint(spec) if kind == "constraint" else spec
 
+    def check_template(self) -> None:
+        """Raises TemplateError for a chat template that rejects even a single message."""
+        self._first("")
+
     def check_system(self, text: str) -> None:
         """Raises ConfigError if the prompt has no place for a system message."""
         if text and self._first(text) == self._first(""):
@@ -158,6 +163,8 @@ class Terminal:
                 elif line:
                     self.show(line)
             except ForerunError as error:
+                if isinstance(error, TemplateError) and not self.out.is_terminal:
+                    raise  # a script must not go on
                 self.out.print(f"error: {error}", style="red", markup=False)
 
     def show(self, text: str) -> None:
@@ -259,6 +266,7 @@ def command(
     how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
     loaded: Any = options.load(model, batch=2, **how)  # type: ignore[arg-type]
     chat = Chat(loaded, sampling, with_memory(drafter), system, parts)
+    chat.check_template()
     chat.check_system(system)
     options.warm_up(loaded, drafter=chat.drafter, verifier=verifier)
     if out.is_terminal:

@@ -112,7 +112,8 @@ class Board:
         from forerun.models.tokenizer import TextStream
 
         if self.stream is None or len(seq.generated) == len(tokens):
-            self.stream, self.text = TextStream(self.tokenizer), ""
+            prompt = seq.tokens[: seq.num_prompt]
+            self.stream, self.text = TextStream(self.tokenizer, prompt), ""
         self.text += self.stream.extend(tokens)
 
     def finish(self, outcome: Outcome) -> None:

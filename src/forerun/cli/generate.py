@@ -253,7 +253,7 @@ def _run_local(
     try:
         how = {name: given[name] for name in ("dtype", "device", "weights", "target")}
         loaded = options.load(given["model"], batch=batch, **how)
-        output.decode = loaded.tokenizer.decode
+        output.decode = loaded.tokenizer.decode_inside
         with exit_at_once(options.EARLY_INTERRUPT):  # constraints compile kernels
             shapers = constraints.shapers(loaded, given)
         chat = given["chat"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.assets import is_embedded
 from forerun.cli.memory import memory_saved
 from forerun.cli.output import (
     counted,
@@ -142,7 +143,7 @@ class Show:
             )
         print(record["text"], file=self.to, flush=True)
         if "logprobs" in record:
-            lines = logprob_lines(_sample(record), self.tokenizer.decode)
+            lines = logprob_lines(_sample(record), self.tokenizer.decode_inside)
             print(*lines, sep="\n", file=self.to, flush=True)
 
 
@@ -240,7 +241,9 @@ def _shown(
     tokenizer: Tokenizer, model: str, prompt: str | list[int], chat: bool
 ) -> str | list[int]:
     """The prompt after the chat template or the form of an embedded model."""
-    return tokenizer.chat(prompt) if isinstance(prompt, str) and chat else as_shown(model, prompt)
+    if isinstance(prompt, str) and chat and not is_embedded(model):
+        return tokenizer.chat(prompt)
+    return as_shown(model, prompt)
 
 
 def _sample(record: dict[str, Any]) -> Sample:

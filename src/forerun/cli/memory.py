@@ -218,7 +218,8 @@ def _drafts(memory: Memory, model: str, after: str, nodes: int) -> list[str]:
 
     loaded: Any = options.load(model, dtype="auto", device="auto", batch=1)
     drafter_files.check_fits(memory, drafter_files.origin_of(loaded, memory.origin.tenant))
-    tree = drafter_files.draft(memory, loaded.tokenizer.encode(after), nodes)
+    tokens = loaded.tokenizer.encode(after)
+    tree = drafter_files.draft(memory, tokens, nodes)
     inner = set(tree.parents.tolist())
     leaves = [node for node in range(len(tree)) if node not in inner]
-    return [loaded.tokenizer.decode(tree.path(leaf)) for leaf in leaves]
+    return [loaded.tokenizer.decode(tree.path(leaf), tokens) for leaf in leaves]

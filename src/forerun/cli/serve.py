@@ -292,8 +292,14 @@ def _template(path: Path | None, model: str) -> str | None:
 
     if path is None:
         return REASONER_TEMPLATE if is_embedded(model) else None
+    from forerun.models.chat_template import TemplateError, check_source
+
     try:
-        return path.read_text("utf-8")
+        source = path.read_text("utf-8")
+        check_source(source)
+        return source
+    except TemplateError as error:
+        raise DataError(f"--chat-template {path}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise DataError(f"cannot read the chat template {path}: {reason}; check the path") from None

@@ -138,6 +138,7 @@ def runner_of(drafter: Drafter) -> Runner:
     while not hasattr(inner, "runner") and hasattr(inner, "drafter"):
         inner = inner.drafter
     runner: Any = getattr(inner, "runner", None)
+    runner = getattr(getattr(inner, "source", None), "runner", runner)  # padded to the target
     if not hasattr(runner, "hidden_at") or getattr(inner.source, "is_tree", False):
         name = name_of(inner)
         raise ConfigError(

@@ -1,7 +1,8 @@
 """A smaller model drafts, the target verifies: speculative sampling as first published.
 
 Leviathan et al. 2023; Chen et al. 2023. Any grower turns its distribution into a chain or a tree.
-Exact with a verifier that supports the grower's labels. Needs a model with the target's vocabulary.
+Exact with a verifier that supports the grower's labels. Needs a model with the target's vocabulary;
+the number of padded rows may differ.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from forerun.core.tree import Proposal, Tree
 from forerun.drafters.base import Grown
 from forerun.engine.cost.step import cost_of
 from forerun.models.draft_link import check_size, load_draft
+from forerun.models.draft_padding import PaddedRunner
 from forerun.registry import GrowerName, ModelName
 
 if TYPE_CHECKING:
@@ -56,12 +58,12 @@ class DraftModel(Grown, Shared, Priced):
             model = load_draft(model, dtype, device, max_seqs, tokenizer)
         self.source: ModelSource
         super().__init__(ModelSource(model, is_tree=grower != "chain"), made)
-        self.runner = model
+        self.runner, self._tokenizer = model, tokenizer
         self._read: set[Hashable] = set()  # groups with a prompt in its cache
 
     def bind(self, target: Target) -> None:
-        check_size(self.runner, target)
-        self.source.vocab_size = target.vocab_size
+        check_size(self.runner, target, self._tokenizer)
+        self.source.fit(target.vocab_size)
         cost_of(self.runner)  # measured here rather than in the first step
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
@@ -81,7 +83,7 @@ class DraftModel(Grown, Shared, Priced):
 
     def catch_up_seconds(self, seq: Sequence) -> float:
         """A pass over unread tokens, if they are more than MAX_CHEAP_UNREAD."""
-        rows = self.runner.num_unread(seq)
+        rows = self.source.runner.num_unread(seq)
         if seq.group in self._read:  # the prompt is copied from another slot
             rows = min(rows, seq.num_generated)
         if rows <= MAX_CHEAP_UNREAD:
@@ -99,7 +101,7 @@ class DraftModel(Grown, Shared, Priced):
         return super().propose(seqs, capped, dice)
 
     def finish(self, seq: Sequence) -> None:
-        self.runner.release(seq)
+        self.source.runner.release(seq)
 
     def forget(self, group: Hashable) -> None:
         self._read.discard(group)
@@ -123,8 +125,16 @@ class ModelSource(Source):
     """
 
     def __init__(self, runner: ModelRunner, is_tree: bool) -> None:
-        self.runner, self.is_tree = runner, is_tree
-        self.vocab_size = runner.vocab_size  # replaced by the target's: rows may be padded
+        self.inner, self.is_tree = runner, is_tree
+        self.runner: ModelRunner | PaddedRunner = runner
+        self.vocab_size = runner.vocab_size
+
+    def fit(self, vocab_size: int) -> None:
+        """Gives q the ids of the target; either of the two may have padding."""
+        is_small = self.inner.vocab_size < vocab_size
+        if vocab_size != self.vocab_size:
+            self.runner = PaddedRunner(self.inner, vocab_size) if is_small else self.inner
+        self.vocab_size = vocab_size
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         logits = self.runner.rows_at(requests)

@@ -5,15 +5,22 @@ Ids, text and logprobs are cut at the same position, also within an accepted dra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
+from types import MappingProxyType
 from typing import Protocol
 
 from forerun.core.records import Sequence
 
 
 class Stream(Protocol):
-    """An incremental detokenizer."""
+    """An incremental detokenizer. specials: special tokens, which have no text, by id."""
+
+    specials: Mapping[int, str] = MappingProxyType({})
+
+    def begin(self, context: Many[int]) -> None:
+        """Starts behind these tokens, which are no part of the text."""
 
     def push(self, token: int) -> str:
         """The text completed by this token."""
@@ -35,7 +42,8 @@ class Stops:
         s = seq.sampling
         seq.end_ids = (frozenset() if s.ignore_eos else self.eos_ids) | set(s.stop_token_ids)
         if self.stream:
-            seq.scratch[self] = text = Text(self.stream, seq.sampling.stop)
+            text = Text(self.stream, s.stop, seq.tokens[: seq.num_prompt])
+            seq.scratch[self] = text
             text.extend(seq.generated)
 
     def reset(self, seq: Sequence) -> None:
@@ -75,6 +83,23 @@ class Stops:
         text = self._text(seq)
         return text.starts if text else []
 
+    def decode(self, tokens: Many[int], context: Many[int]) -> str:
+        """The text of tokens that follow `context`."""
+        if self.stream is None:
+            return ""
+        text = Text(self.stream, (), context)
+        text.extend(list(tokens))
+        return text.so_far(is_final=True)
+
+    def token_texts(self, seq: Sequence) -> list[str]:
+        """The text of each token. Joined, they begin with the text of the sequence.
+
+        An end-of-sequence token may be left out.
+        """
+        self.text(seq)  # the last token has the incomplete characters of a finished sequence
+        text = self._text(seq)
+        return text.pieces if text else []
+
     def _text(self, seq: Sequence) -> Text | None:
         return seq.scratch.get(self)
 
@@ -88,30 +113,49 @@ MAX_PENDING_TOKENS = 64  # not decoded yet: decoding a long answer at once would
 class Text:
     """The text of one sequence, searched for stop strings; without any it is decoded lazily.
 
-    Tokens are decoded in bulk until token offsets are requested.
+    prompt: the tokens before. Tokens are decoded in bulk until token offsets are requested.
     """
 
-    def __init__(self, stream: Callable[[], Stream], stop: Many[str]) -> None:
-        self._make, self._stop = stream, stop
+    def __init__(
+        self, stream: Callable[[], Stream], stop: Many[str], prompt: Many[int] = ()
+    ) -> None:
+        self._make, self._stop, self._prompt = stream, stop, prompt
         self._hold = max(map(len, stop), default=1) - 1  # last characters may begin a stop string
         self._tokens: list[int] = []
-        self._is_cut = False
+        self._is_cut = self._is_flushed = False
         self._restart(has_starts=bool(stop))
 
     def _restart(self, *, has_starts: bool) -> None:
         self._has_starts = has_starts  # whether token offsets are recorded
         self._stream = self._make()
+        self._stream.begin(self._prompt)
+        self._marked = Marked(self._stop, self._stream.specials)
         self._text = ""
         self._done = 0  # number of decoded tokens
         self._starts: list[int] = []
+        self._pieces: list[str] = []
 
     @property
     def starts(self) -> list[int]:
         """The length of the text before each token."""
-        if not self._has_starts:
-            self._restart(has_starts=True)
-        self._catch_up()
+        self._need_starts()
         return self._starts
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text of each token, also behind a stop string; the last has what was left."""
+        self._need_starts()
+        return self._pieces
+
+    def _need_starts(self) -> None:
+        if not self._has_starts:
+            is_flushed = self._is_flushed
+            self._restart(has_starts=True)
+            self._is_flushed = False
+            self._catch_up()
+            if is_flushed:
+                self._flush()
+        self._catch_up()
 
     def extend(self, tokens: list[int]) -> None:
         """Adds tokens without a search for stop strings."""
@@ -127,18 +171,20 @@ class Text:
         self._catch_up()
         before = self._starts[-1]
         found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
-        hits = [at for at in found if at >= 0]
+        # a token stays if its text begins before the stop string does
+        hits = [(at, sum(start < at for start in self._starts)) for at in found if at >= 0]
+        hits += self._marked.find(self._starts)
         if not hits:
             return None
-        self._text, self._is_cut = self._text[: min(hits)], True
-        # a token stays if its text begins before the stop string does
-        return sum(start < min(hits) for start in self._starts)
+        at, kept = min(hits)
+        self._text, self._is_cut = self._text[:at], True
+        return kept
 
     def so_far(self, is_final: bool) -> str:
         """The text without characters that may belong to an incomplete stop string."""
         self._catch_up()
         if is_final and not self._is_cut:
-            self._text += self._flush()
+            self._flush()
         if is_final or not self._hold:
             return self._text
         return self._text[: max(0, len(self._text) - self._hold)]
@@ -150,11 +196,52 @@ class Text:
             self._done += len(new)
             return
         for token in new:
-            start = len(self._text)
-            self._text += self._stream.push(token)
-            self._starts.append(start)
+            piece = self._stream.push(token)
+            self._starts.append(len(self._text))
+            self._pieces.append(piece)
+            self._text += piece
+            self._marked.push(token, piece)
             self._done += 1
 
-    def _flush(self) -> str:
+    def _flush(self) -> None:
+        """Adds the text of incomplete characters, once."""
         flush = getattr(self._stream, "flush", None)
-        return flush() if flush else ""
+        rest = flush() if flush and not self._is_flushed else ""
+        self._is_flushed = True
+        self._text += rest
+        if self._pieces:
+            self._pieces[-1] += rest
+
+
+class Marked:
+    """Finds stop strings that contain the name of a special token, which has no text."""
+
+    def __init__(self, stop: Many[str], specials: Mapping[int, str]) -> None:
+        names = [name for name in specials.values() if name] if stop else []
+        self._stop = [s for s in stop if any(name in s for name in names)]
+        self._specials = specials
+        self._text = ""  # with the names of special tokens
+        self._starts: list[int] = []  # of each token in it
+        self._is_special: list[bool] = []
+
+    def push(self, token: int, piece: str) -> None:
+        """Adds a token and its text."""
+        if self._stop:
+            self._starts.append(len(self._text))
+            self._is_special.append(token in self._specials)
+            self._text += self._specials.get(token, piece)
+
+    def find(self, starts: list[int]) -> list[tuple[int, int]]:
+        """Stop strings that end in the last token: where the text ends, and the tokens to keep.
+
+        starts: of the tokens in the text without names.
+        """
+        hits = []
+        for stop in self._stop:
+            at = self._text.find(stop, max(0, self._starts[-1] - len(stop) + 1))
+            if at >= 0:
+                token = bisect_right(self._starts, at) - 1
+                offset = at - self._starts[token]
+                end = starts[token] + (0 if self._is_special[token] else offset)
+                hits.append((end, token + bool(offset)))
+        return hits

@@ -6,91 +6,24 @@ complete, so memory never holds a second copy of the model.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.families import Plan, Unsupported
-from forerun.models.gguf import GgufFile
-from forerun.models.gguf_folder import linked_file
-from forerun.models.gguf_names import hf_tensors
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
 from forerun.models.padding import in_lanes, widened
-from forerun.models.paths import GGUF
+from forerun.models.shards import file_of, shard_files, tensors
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
 from forerun.models.weight_map import IGNORED, canonical, missing_message, norm_names, shapes
 from forerun.runner.free_memory import check_weights
 from forerun.runner.native.packing import can_pack
 from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
-MAX_HEADER_BYTES = 100 << 20  # limit of the safetensors format
-
-
-def shard_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, or its GGUF file. Raises Unsupported without any."""
-    if linked := linked_file(folder):
-        return [linked]
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as cause:
-            raise ModelError(f"{index} is not a safetensors index: {cause}") from cause
-        missing = [name for name in names if not (folder / name).exists()]
-        if missing:
-            raise ModelError(
-                f"{index.name} names {missing[0]}, which is not in {folder}; copy it there"
-            )
-        return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    if single.exists():
-        return [single]
-    raise Unsupported("there is no model.safetensors")
-
-
-def tensors(files: list[Path], dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the shards. Raises ModelError for a file that cannot be read.
-
-    dtype: for dequantised GGUF weights; safetensors keep their stored dtype.
-    """
-    for path in files:
-        if path.suffix.lower() == GGUF:
-            yield from hf_tensors(GgufFile(path), dtype)
-            continue
-        try:
-            with safe_open(path, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 - not a dict
-                    yield name, shard.get_tensor(name)
-        except (SafetensorError, OSError) as cause:
-            if not os.access(path, os.R_OK):
-                raise ModelError(f"{path} may not be read; check its permissions") from cause
-            raise ModelError(f"{path} {_damage(path, cause)}; fetch or copy it again") from cause
-
-
-def _damage(path: Path, cause: Exception) -> str:
-    """What is wrong with a safetensors file: 8-byte header length, JSON header, data."""
-    unknown = f"is not a readable safetensors file ({cause})"
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > MAX_HEADER_BYTES:
-                return unknown
-            header = json.loads(file.read(length)) if 8 + length <= size else {}
-        ends = [row["data_offsets"][1] for name, row in header.items() if name != "__metadata__"]
-        whole = 8 + length + max(ends, default=0)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return unknown
-    if whole == size:
-        return unknown
-    return f"has {size:,} bytes where its header tells of {whole:,}{' or more' * (not ends)}"
+__all__ = ["Parts", "flaw", "load_decoder", "shard_files", "stored_dtype", "tensors"]
 
 
 def flaw(tensor: Tensor, dtype: torch.dtype) -> str:
@@ -121,17 +54,6 @@ def flaw(tensor: Tensor, dtype: torch.dtype) -> str:
     return ""
 
 
-def _file_of(name: str, files: list[Path]) -> Path:
-    """The shard that contains a tensor."""
-    for path in files:
-        if path.suffix.lower() == GGUF:
-            return path
-        with safe_open(path, framework="pt") as shard:
-            if name in shard.keys():  # noqa: SIM118 - not a dict
-                return path
-    raise KeyError(name)
-
-
 def stored_dtype(files: list[Path]) -> torch.dtype:
     """The dtype of the first floating tensor of a checkpoint."""
     for _, tensor in tensors(files):
@@ -156,10 +78,24 @@ def load_decoder(
     check_memory(parts.config, itemsize, device)
     for name, tensor in tensors(files, dtype):
         if canonical(name) in plan.pieces and (found := flaw(tensor, dtype)):
-            raise ModelError(f"tensor {name} in {_file_of(name, files)} {found}")
+            raise ModelError(f"tensor {name} in {file_of(name, files)} {found}")
         parts.add(name, tensor)
     parts.check()
     return parts.build()
+
+
+def tensor_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The shape of every checkpoint tensor, after `Piece.fix`: its rows of its part."""
+    starts: dict[str, list[tuple[int, str]]] = {}
+    for name, piece in plan.pieces.items():
+        starts.setdefault(piece.dest, []).append((piece.row, name))
+    found: dict[str, tuple[int, ...]] = {}
+    for dest, rows in starts.items():
+        shape, rows = plan.shapes[dest], sorted(rows)
+        stops = [row for row, _ in rows[1:]] + [shape[0]]
+        for (row, name), stop in zip(rows, stops, strict=True):
+            found[name] = (stop - row, *shape[1:])
+    return found
 
 
 def check_memory(config: DecoderConfig, itemsize: float, device: torch.device) -> None:
@@ -183,6 +119,7 @@ class Parts:
         self.config = in_lanes(plan.config) if self._packs else plan.config  # of the built decoder
         self._buffers: dict[str, Tensor] = {}
         self._left = {dest: shape[0] for dest, shape in plan.shapes.items()}
+        self._wanted = tensor_shapes(plan)
         self._missing = dict.fromkeys(plan.pieces)  # ordered set of names
         self._done: dict[str, Tensor | Linear] = {}
         self._spare_head: Tensor | None = None  # lm_head.weight of a tied checkpoint
@@ -197,16 +134,19 @@ class Parts:
             elif not short.endswith(IGNORED):
                 raise Unsupported(f"unknown tensor {name}")
             return
+        stored = tuple(tensor.shape)
         tensor = tensor if piece.fix is None else piece.fix(tensor)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise Unsupported(f"{name} is stored as {tensor.dtype}")
+        if tuple(tensor.shape) != self._wanted[short]:
+            wanted = self._wanted[short]
+            wanted = wanted if tuple(tensor.shape) == stored else wanted[::-1]  # transposed
+            raise ModelError(
+                f"tensor {name} has shape {list(stored)}, and config.json makes it {list(wanted)}; "
+                "is config.json of this checkpoint?"
+            )
         shape = self.plan.shapes[piece.dest]
         stop = piece.row + tensor.shape[0]
-        if tensor.shape[1:] != shape[1:] or stop > shape[0]:
-            raise ModelError(
-                f"tensor {name} has shape {list(tensor.shape)}, which does not fit the config "
-                f"({list(shape)} for the whole of {piece.dest}); is config.json of this checkpoint?"
-            )
         if tensor.shape == shape and self._is_copied_by_packing(piece.dest):
             self._buffers[piece.dest] = tensor.to(self.dtype)
         else:
@@ -229,9 +169,6 @@ class Parts:
         """Raises ModelError for missing tensors, Unsupported if a tied head differs."""
         if self._missing:
             raise ModelError(missing_message(list(self._missing)))
-        unfilled = [dest for dest, left in self._left.items() if left]
-        if unfilled:
-            raise ModelError(f"the tensors of {unfilled[0]} are smaller than config.json says")
         spare = self._spare_head
         if spare is not None and not torch.equal(
             spare.to(self.dtype),

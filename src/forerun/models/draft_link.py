@@ -86,17 +86,23 @@ def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> Mode
         kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]
         device = str(getattr(model, "device", "auto"))
         draft = load_draft(name, kinds[0] if kinds else "auto", device, MAX_DRAFT_SEQS, tokenizer)
-        check_size(draft, target)
+        check_size(draft, target, tokenizer)
         known[name] = draft
     return draft
 
 
-def check_size(draft: ModelRunner, target: Target) -> None:
-    """Raises ConfigError for a draft model with a smaller vocabulary than the target."""
-    if draft.vocab_size < target.vocab_size:
+def check_size(draft: ModelRunner, target: Target, tokenizer: Tokenizer | None) -> None:
+    """Raises ConfigError for a draft model with fewer logits than there are tokens.
+
+    Without a tokenizer, fewer logits than the target's are taken for another padding.
+    """
+    if draft.vocab_size >= target.vocab_size or tokenizer is None:
+        return
+    num_tokens = 1 + max(tokenizer.vocabulary().values(), default=-1)
+    if draft.vocab_size < min(num_tokens, target.vocab_size):
         raise ConfigError(
-            f"the draft has {draft.vocab_size} logits, the target {target.vocab_size}; use a "
-            "draft of the same family"
+            f"the draft has {draft.vocab_size} logits, and the vocabulary {num_tokens} tokens; use "
+            "a draft of the same family"
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelError
+from forerun.models.end_ids import unusable_pad
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
 from forerun.models.gguf_names import hf_tensors
@@ -42,7 +43,8 @@ def load_hf(
         if linked:
             model = load_gguf(folder, linked, dtype)
         else:
-            model = load_whole(AutoModelForCausalLM, folder, dtype=dtype or "auto")
+            changed: dict[str, Any] = {"pad_token_id": None} if unusable_pad(folder) else {}
+            model = load_whole(AutoModelForCausalLM, folder, dtype=dtype or "auto", **changed)
     except ModelError:
         raise
     except Exception as cause:  # missing files, unknown types, missing packages

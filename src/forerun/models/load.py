@@ -102,9 +102,12 @@ def load_target(
 
 def check_files(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:
     """Raises CapacityError if the weights of a checkpoint do not fit into memory."""
-    files = list(folder.glob("*.safetensors"))
-    if not files:
+    try:
+        files = shard_files(folder)
+    except Unsupported:
         return  # another format, with unknown size in memory
+    if files[0].suffix != ".safetensors":
+        return
     size = sum(path.stat().st_size for path in files)
     stored = stored_dtype(files)
     found = dtype or stored

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any
 
+from forerun.models.token_bytes import byte_alphabet
 from forerun.models.tokenizer import Tokenizer
+
+__all__ = ["TokenBounds", "byte_alphabet", "max_bytes_per_token"]
 
 
 class TokenBounds:
@@ -51,15 +53,3 @@ def max_bytes_per_token(tokenizer: Tokenizer) -> int:
 def _state(part: Any) -> dict[str, Any]:
     """The settings of a part of a `tokenizers` tokenizer."""
     return json.loads(part.__getstate__()) if part is not None else {}
-
-
-@lru_cache(maxsize=1)
-def byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level tokenizers: printable Latin-1 is kept, others follow 255.
-
-    Radford et al. 2019.
-    """
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(plain)]
-    codes = {chr(byte): byte for byte in plain}
-    return codes | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back, stop ids, chat templates, incremental detokenization.
+"""Tokenizers: text to ids and back, stop ids, chat templates.
 
 A thin wrapper over the tokenizers of transformers, which is imported only when one is loaded.
 """
@@ -6,14 +6,25 @@ A thin wrapper over the tokenizers of transformers, which is imported only when 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelError, in_a_line
+from forerun.models.chat_template import TemplateError, rendered
+from forerun.models.end_ids import as_ids, declared_eos, usable_end_ids, within
+from forerun.models.text_stream import TextStream, TokenPieces
+from forerun.models.token_bytes import ByteRule
 from forerun.utils.files import SHOWN, check_text
 from forerun.utils.version import MADE_BY
+
+__all__ = ["TextStream", "Tokenizer", "as_ids", "declared_eos"]
+
+log = logging.getLogger("forerun")
 
 FILES = (
     "tokenizer.json",
@@ -25,7 +36,6 @@ FILES = (
     "tekken.json",
     "tiktoken.model",
 )
-BROKEN = "\ufffd"  # decoded from an incomplete UTF-8 sequence
 
 
 class Tokenizer:
@@ -35,8 +45,8 @@ class Tokenizer:
         self.inner = inner
         own = as_ids(getattr(inner, "eos_token_id", None))
         self.eos_ids = tuple(dict.fromkeys(own if eos_ids is None else eos_ids))
-        backend = getattr(inner, "backend_tokenizer", None)  # the Rust object
-        self._decode = getattr(backend, "decode", None) or inner.decode
+        self._has_warned_of_bos = False
+        self._backend: Any = getattr(inner, "backend_tokenizer", None)  # the Rust object
 
     @classmethod
     def load(cls, model: Any) -> Tokenizer:
@@ -63,7 +73,12 @@ class Tokenizer:
             raise ModelError(
                 f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}"
             ) from cause
-        return cls(inner, [*as_ids(inner.eos_token_id), *declared_eos(folder)])
+        ids = [*as_ids(inner.eos_token_id), *declared_eos(folder)]
+        return cls(inner, usable_end_ids(folder, ids))
+
+    def drop_end_ids(self, vocab_size: int) -> None:
+        """Drops end ids that the model cannot emit, with a warning."""
+        self.eos_ids = tuple(within(vocab_size, self.eos_ids, "the tokenizer's end ids"))
 
     @property
     def vocab_size(self) -> int:
@@ -80,28 +95,66 @@ class Tokenizer:
         Raises DataError for text that is not valid UTF-8.
         """
         check_text(repr(text[:SHOWN]), text)
-        return list(self.inner.encode(text, add_special_tokens=special))
+        ids = list(self.inner.encode(text, add_special_tokens=special))
+        bos = getattr(self.inner, "bos_token_id", None)
+        if special and not self._has_warned_of_bos and bos is not None and ids[:2] == [bos, bos]:
+            self._has_warned_of_bos = True
+            log.warning(
+                "the prompt begins with %r, and the tokenizer adds another one; leave it out of "
+                "the text, or pass token ids (logged once)",
+                self.inner.bos_token,
+            )
+        return ids
 
-    def decode(self, ids: Many[int]) -> str:
-        """Text of ids, without special tokens."""
-        return self._decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Many[int], context: Many[int] = ()) -> str:
+        """Text of ids that follow `context`, without special tokens."""
+        stream = TextStream(self, context)
+        return stream.extend(ids) + stream.flush()
+
+    def decode_inside(self, ids: Many[int]) -> str:
+        """Text of ids within a text: a leading space stays."""
+        stream = TextStream(self)
+        stream.begin_inside()
+        return stream.extend(ids) + stream.flush()
+
+    def decode_plain(self, ids: list[int]) -> str:
+        """The text by the tokenizer's own decoder; it may change if more ids follow."""
+        decode = getattr(self._backend, "decode", None) or self.inner.decode
+        return decode(ids, skip_special_tokens=True)
+
+    @cached_property
+    def pieces(self) -> TokenPieces | None:
+        """The bytes of every token; None if they depend on other tokens."""
+        if not hasattr(self._backend, "id_to_token"):
+            return None
+        rule = ByteRule.of(self._backend.decoder)
+        return None if rule is None else TokenPieces(self._backend, rule)
+
+    @cached_property
+    def specials(self) -> Mapping[int, str]:
+        """Special tokens by id; they have no text."""
+        added = getattr(self._backend, "get_added_tokens_decoder", None)
+        if added is not None:
+            return {i: token.content for i, token in added().items() if token.special}
+        ids = getattr(self.inner, "all_special_ids", ())
+        return dict(zip(ids, getattr(self.inner, "all_special_tokens", ()), strict=False))
 
     def chat(self, messages: str | list[dict[str, str]]) -> list[int]:
         """Ids of a conversation or one user message in the model's chat template.
 
-        Raises ModelError if the model has none.
+        Raises TemplateError if the model has none, or it fails on these messages.
         """
         return self.encode(self.chat_text(messages), special=False)
 
     def chat_text(self, messages: str | list[dict[str, str]]) -> str:
         """The text of a conversation in the chat template. Raises as `chat`."""
         if not self.has_chat_template:
-            raise ModelError("this tokenizer has no chat template; give the prompt as plain text")
+            raise TemplateError(
+                "this tokenizer has no chat template; give the prompt as plain text"
+            )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return str(
-            self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+        return rendered(self.inner, messages, add_generation_prompt=True)
 
     def vocabulary(self) -> dict[str, int]:
         """Token strings and their ids."""
@@ -140,69 +193,3 @@ def _class_for(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer
-
-
-class TextStream:
-    """An incremental detokenizer: its joined outputs equal `decode` of all tokens.
-
-    Only a window of the last tokens is decoded again, because a token's text may depend on the
-    token before it (leading spaces, bytes of one character).
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []  # the window
-        self._known = 0  # number of ids of the window with text already returned
-        self._text = ""  # the text of these ids
-
-    def push(self, token: int) -> str:
-        """The text completed by this token; empty while a character is incomplete."""
-        self._ids.append(token)
-        text = self._tokenizer.decode(self._ids)
-        if text.endswith(BROKEN):
-            return ""
-        return self._advance(text)
-
-    def extend(self, tokens: Many[int]) -> str:
-        """The joined results of `push` for each token."""
-        text = self._tokenizer.decode([*self._ids, *tokens])
-        if text.endswith(BROKEN):
-            return "".join(map(self.push, tokens))
-        self._ids += tokens
-        return self._advance(text)
-
-    def flush(self) -> str:
-        """The remaining text, with incomplete characters as decoded."""
-        is_whole = self._known == len(self._ids)
-        return "" if is_whole else self._advance(self._tokenizer.decode(self._ids))
-
-    def _advance(self, text: str) -> str:
-        piece, start = text[len(self._text) :], self._ids[self._known :]
-        tail = self._tokenizer.decode(start) if self._known else text
-        if tail:  # else the ids have no text, and the window keeps earlier ids
-            self._ids, text = start, tail
-        self._known, self._text = len(self._ids), text
-        return piece
-
-
-def declared_eos(folder: Path) -> list[int]:
-    """End ids in generation_config.json, else in config.json. Raises ModelError if damaged."""
-    from forerun.models.paths import read_json
-
-    for path in (folder / "generation_config.json", folder / "config.json"):
-        found = read_json(path).get("eos_token_id") if path.is_file() else None
-        if found is None:
-            continue
-        try:
-            return as_ids(found)
-        except ValueError as cause:
-            raise ModelError(f"{path} cannot be used: eos_token_id must be {cause}") from None
-    return []
-
-
-def as_ids(value: int | list[int] | None) -> list[int]:
-    """A list of ids from an id, a list, or nothing. Raises ValueError for anything else."""
-    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
-    if any(type(i) is not int for i in ids):
-        raise ValueError(f"an id or a list of ids, got {value!r}")
-    return list(ids)

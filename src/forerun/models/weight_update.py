@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.models.checkpoint import Parts, flaw
+from forerun.models.checkpoint import Parts, flaw, tensor_shapes
 from forerun.models.families import Plan
 from forerun.models.layers import GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
 from forerun.models.transformer import Transformer
@@ -66,8 +66,8 @@ def checked(
                 f"{names[0]} and {listed(names[1:])} are fused here, and {listed(absent)} is "
                 "missing; send them together"
             )
-    for dest, names in groups.items():
-        _check_shapes(plan, dest, names, given)
+    for names in groups.values():
+        _check_shapes(plan, names, given)
     for name in used:
         if found := flaw(given[name], dtype):
             raise ModelError(f"tensor {name} {found}")
@@ -84,13 +84,11 @@ def _check_tie(given: Mapping[str, Tensor]) -> None:
         )
 
 
-def _check_shapes(plan: Plan, dest: str, names: list[str], given: Mapping[str, Tensor]) -> None:
+def _check_shapes(plan: Plan, names: list[str], given: Mapping[str, Tensor]) -> None:
     """Raises ModelError for a tensor that does not fill its rows of a part."""
-    shape = plan.shapes[dest]
-    starts = sorted((plan.pieces[name].row, name) for name in names)
-    stops = [row for row, _ in starts[1:]] + [shape[0]]
-    for (row, name), stop in zip(starts, stops, strict=True):
-        wanted, fix = (stop - row, *shape[1:]), plan.pieces[name].fix
+    shapes = tensor_shapes(plan)
+    for name in names:
+        wanted, fix = shapes[name], plan.pieces[name].fix
         tensor = given[name]
         found = tuple(tensor.shape) if fix is None else tuple(fix(tensor).shape)
         if found != wanted:

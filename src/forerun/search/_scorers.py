@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, ModelError, UnknownName
+from forerun.models.chat_template import check_template, rendered
 from forerun.search._arithmetic import arithmetic
 
 
@@ -65,6 +66,9 @@ class Likelihood(Scorer):
         return [math.fsum(a.logprobs) / n for a, n in zip(attempts, counts, strict=True)]
 
 
+ANSWERED = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello."}]
+
+
 class RewardModel(Scorer):
     """A Hugging Face sequence classifier with one output, as outcome or process reward.
 
@@ -92,6 +96,8 @@ class RewardModel(Scorer):
             )
         self.model, self.tokenizer = model.to(choose_device(device)).eval(), tokenizer
         self.batch = batch
+        if getattr(self.tokenizer, "chat_template", None):
+            check_template(self.tokenizer, (ANSWERED,))
 
     def score(self, attempts: Many[Attempt]) -> list[float]:
         parts = [attempts[at : at + self.batch] for at in range(0, len(attempts), self.batch)]
@@ -102,7 +108,7 @@ class RewardModel(Scorer):
             return list(self.tokenizer.encode(attempt.prompt + attempt.text))
         turns = [("user", attempt.prompt), ("assistant", attempt.text)]
         messages = [{"role": role, "content": content} for role, content in turns]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False)
+        text = rendered(self.tokenizer, messages)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _scores(self, texts: list[list[int]]) -> list[float]:

@@ -46,7 +46,9 @@ class StepStops(Stops):
 
     def start(self, seq: Sequence) -> None:
         super().start(seq)
-        seq.scratch[self, "step"] = StepText(self._new())
+        stream = self._new()
+        stream.begin(seq.tokens)
+        seq.scratch[self, "step"] = StepText(stream)
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         kept = super().cut(seq, tokens)
@@ -161,7 +163,7 @@ class Session:
     def text(self, seq: Sequence) -> str:
         """Generated text of a finished sequence, up to a stop string."""
         if seq.finish == STEP or seq.num_generated < self.pattern.limit and seq.finish == "length":
-            return self.model.tokenizer.decode(seq.generated)
+            return self.engine.stops.decode(seq.generated, seq.tokens[: seq.num_prompt])
         return self.engine.stops.text(seq)
 
     def is_finished(self, seq: Sequence) -> bool:

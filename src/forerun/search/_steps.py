@@ -225,17 +225,17 @@ class StepSearch:
             group=group,
             tokens=seq.tokens,
             text=text,
-            step=self._last(text, stem.text, new),
+            step=self._last(text, stem, new),
             finish=("stop" if seq.finish == "stop" else "length") if is_finished else None,
             logprobs=stem.logprobs + logprobs,
             fate="finished" if is_finished else "open",
         )
 
-    def _last(self, text: str, before: str, new: list[int]) -> str:
+    def _last(self, text: str, stem: Branch, new: list[int]) -> str:
         """The text of new tokens; the text before may have ended within a character."""
-        if text.startswith(before):
-            return text[len(before) :]
-        return self.session.model.tokenizer.decode(new)
+        if text.startswith(stem.text):
+            return text[len(stem.text) :]
+        return self.session.engine.stops.decode(new, stem.tokens)
 
     def _score(self, children: list[Branch]) -> None:
         """Sets the scores; a child without a score is lost, with a note."""

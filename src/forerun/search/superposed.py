@@ -272,7 +272,8 @@ def _superposed(
     with model.target.lock:
         stream = MixedStream(model.target)
         found = drafts_of(stream, tokens, ngrams, how, max_new_tokens, model.tokenizer.eos_ids)
-    drafts = [Draft(d.tokens, d.score, model.tokenizer.decode(d.tokens), d.finish) for d in found]
+    decode = model.tokenizer.decode
+    drafts = [Draft(d.tokens, d.score, decode(d.tokens, tokens), d.finish) for d in found]
     text = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)
     return Superposed(text, drafts, stream.num_passes, how.k)
 

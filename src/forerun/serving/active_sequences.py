@@ -45,7 +45,11 @@ class Choice:
         offsets += [len(text)] * (stop - start - len(offsets))  # an end token has no text
         logprobs = self.seq.logprobs[start:stop]
         finish = self.seq.finish
-        return Piece(self.number, piece, tokens[start:stop], offsets, logprobs, finish, update)
+        texts = stops.token_texts(self.seq)[start:stop]
+        texts += [""] * (stop - start - len(texts))
+        return Piece(
+            self.number, piece, tokens[start:stop], offsets, logprobs, finish, update, texts
+        )
 
 
 @dataclass(eq=False)

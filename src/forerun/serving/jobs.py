@@ -26,6 +26,7 @@ class Piece:
     logprobs: list[dict[int, float]]  # of each token, if requested
     finish: str | None = None  # set on the last piece of a choice
     trace: TraceUpdate | None = None  # if requested
+    token_texts: list[str] = field(default_factory=list)  # of each token; joined, the text
 
 
 @dataclass

@@ -126,7 +126,7 @@ class CompletionReply(Reply):
         rows = [row for piece in pieces for row in zip(piece.tokens, piece.logprobs, strict=True)]
         text = self.token_text.text
         return {
-            "tokens": [text(token) for token, _ in rows],
+            "tokens": [own for piece in pieces for own in piece.token_texts],
             "token_logprobs": [logprobs[token] for token, logprobs in rows],
             "top_logprobs": [{text(t): value for t, value in row.items()} for _, row in rows],
             "text_offset": [place for piece in pieces for place in piece.begins],

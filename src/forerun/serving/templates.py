@@ -32,10 +32,6 @@ class Template:
             text = self._tokenizer.chat_text(messages)
         except ForerunError as error:
             raise bad(f"{error}, to /v1/completions", "messages") from None
-        except Exception as error:  # templates are programs and may raise anything
-            raise bad(
-                f"the model's chat template rejects these messages: {str(error)[:300]}", "messages"
-            ) from None
         if self._drops(TOOL_ROLES, messages, text):
             raise bad(
                 "the model's chat template does not support tool and function messages; put their "

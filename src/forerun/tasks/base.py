@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from forerun.errors import ConfigError
+from forerun.models.chat_template import rendered
 
 SPEAKERS = ("User: {}", "Assistant: {}")  # for models without a chat template
 SPARE_TOKENS = 128  # of the context, not used by made-up answers
@@ -135,7 +136,7 @@ def chat_text(tokenizer: Any, turns: Sequence[str]) -> str:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
     wanted = tokenizer.chat(messages)
-    text = tokenizer.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = rendered(tokenizer.inner, messages, add_generation_prompt=True)
     first = getattr(tokenizer.inner, "bos_token", None) or ""
     shorter = text.removeprefix(first)
     return shorter if tokenizer.encode(shorter) == wanted else text

@@ -272,9 +272,9 @@ def word_starts(vocabulary: dict[str, int]) -> set[int]:
 
 def end_id(folder: Path, find: Callable[[str], int | None]) -> int | None:
     """The eos id declared in the folder of a tokenizer.json, or that of a common eos name."""
-    from forerun.models.tokenizer import declared_eos
+    from forerun.models.end_ids import declared_eos, usable_end_ids
 
-    for found in declared_eos(folder):
+    for found in usable_end_ids(folder, declared_eos(folder)):
         return found
     names = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>"]
     try:

@@ -1,0 +1,67 @@
+"""A draft model with fewer logits than its target: another padding of one vocabulary.
+
+The surplus ids stand for no token. The draft never proposes them; if the target emits one, the
+draft reads SUBSTITUTE instead. Drafts stay exact, as any distribution of drafts is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from forerun.core.records import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.core.roles import Path
+    from forerun.runner.model_runner import ModelRunner
+
+SUBSTITUTE = 0  # id that the draft reads for a surplus id
+
+
+class PaddedRunner:
+    """A runner with `vocab_size` logits; those behind the inner runner's are -inf."""
+
+    def __init__(self, inner: ModelRunner, vocab_size: int) -> None:
+        self.inner, self.vocab_size = inner, vocab_size
+        self._views: WeakKeyDictionary[Sequence, Sequence] = WeakKeyDictionary()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def num_unread(self, seq: Sequence) -> int:
+        """As `Runner.num_unread`."""
+        return self.inner.num_unread(self._view(seq))
+
+    def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
+        """As `Runner.rows_at`: logits [n, vocab_size]."""
+        import torch.nn.functional as F  # a drafter's options are checked without torch
+
+        views = {seq: self._view(seq) for seq, _ in requests}
+        rows = self.inner.rows_at([(views[seq], self._known(path)) for seq, path in requests])
+        return F.pad(rows, (0, self.vocab_size - rows.shape[1]), value=float("-inf"))
+
+    def hidden_at(self, seq: Sequence, path: Path) -> Tensor:
+        """As `Runner.hidden_at`."""
+        return self.inner.hidden_at(self._view(seq), self._known(path))
+
+    def release(self, seq: Sequence) -> None:
+        """As `Runner.release`."""
+        if seq in self._views:
+            self.inner.release(self._views.pop(seq))
+
+    def _view(self, seq: Sequence) -> Sequence:
+        """The sequence as the draft reads it; one object as long as the sequence exists."""
+        tokens = list(self._known(seq.tokens))
+        view = self._views.get(seq)
+        if view is None:
+            view = self._views[seq] = replace(seq, tokens=tokens)
+        view.tokens = tokens
+        return view
+
+    def _known(self, tokens: Many[int]) -> tuple[int, ...]:
+        size = self.inner.vocab_size
+        return tuple(token if token < size else SUBSTITUTE for token in tokens)

@@ -33,6 +33,7 @@ SETTINGS = (  # fields of `Settings` with an option of the same name
     "verifier",
     "controller",
     "allow_lossy",
+    "share_prefixes",
     "max_seqs",
     "max_waiting",
     "max_samples",
@@ -43,6 +44,7 @@ SETTINGS = (  # fields of `Settings` with an option of the same name
 OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
     "methods": "method",
+    "operators": "operator",
     "constraints": "constraint",
 }
 REASONER_TEMPLATE = (
@@ -77,6 +79,14 @@ Engines = Annotated[
 ]
 Lossy = Annotated[
     bool, typer.Option("--allow-lossy", help="Accept a verifier that changes the distribution.")
+]
+SharePrefixes = Annotated[
+    bool,
+    typer.Option("--share-prefixes", help="Let all tenants reuse the KV cells of each other."),
+]
+Operator = Annotated[
+    list[str],
+    typer.Option("--operator", help="Tenant that may read /metrics, which count all tenants."),
 ]
 MaxSeqs = Annotated[int, typer.Option("--max-seqs", help="Largest batch size in sequences.")]
 MaxWaiting = Annotated[
@@ -114,6 +124,8 @@ def command(
     target: options.TargetSpec = None,
     constraint: Constraint = [],  # noqa: B006
     allow_lossy: Lossy = False,
+    share_prefixes: SharePrefixes = False,
+    operator: Operator = [],  # noqa: B006
     replicas: Engines = 1,
     max_seqs: MaxSeqs = 32,
     max_waiting: MaxWaiting = 256,
@@ -133,6 +145,7 @@ def command(
         _check(replicas, context, device)
         settings = _settings(ctx.params)
         keys, template = _keys(api_keys), _template(chat_template, model)
+        _check_tenants(settings, keys)
         from forerun.serving.server import bind_sockets
 
         sockets = bind_sockets(host, port)  # before anything is loaded
@@ -165,6 +178,7 @@ def _settings(given: dict[str, Any]) -> Settings:
             methods=specs,
             constraints=constraints,
             request_timeout=given["timeout"],
+            operators=tuple(given["operator"]),
             **{field: given[field] for field in SETTINGS},
         )
     except ConfigError as error:  # its text begins with the name of a field
@@ -309,6 +323,22 @@ def _keys(path: Path | None) -> Keys:
     if KEYS_VARIABLE in os.environ and not len(keys):
         raise ConfigError(f"{KEYS_VARIABLE} has no key; unset it to serve without keys")
     return keys
+
+
+def _check_tenants(settings: Settings, keys: Keys) -> None:
+    """Raises ConfigError for an unknown operator; warns of methods that tenants share."""
+    for name in settings.operators:
+        if name not in keys.names:
+            raise ConfigError(
+                f"--operator must be a tenant of the API keys, got {name!r}; give the key a tenant "
+                "with a line TENANT:KEY"
+            )
+    shared = [spec for spec in settings.methods.values() if "scope=global" in spec]
+    if len(keys.names) > 1 and shared:
+        notice(
+            f"warning: {', '.join(shared)} learns from all tenants together, who can observe each "
+            "other's texts; use scope=tenant"
+        )
 
 
 def _short_name(model: str) -> str:

@@ -114,8 +114,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return Json(found, 200 if state == "ok" else 503)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """Counters in Prometheus' form."""
+    async def metrics(request: Request) -> Response:
+        """Counters in Prometheus' form, over all tenants."""
+        service.check_operator(request)
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 

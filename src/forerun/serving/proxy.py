@@ -123,7 +123,7 @@ class Proxy:
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _page(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        await (await page())(scope, receive, send)
+        await (await page(scope))(scope, receive, send)
 
     async def _relay(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Sends a request to one server after another until one answers it."""
@@ -199,7 +199,7 @@ class Proxy:
         near = [one for one in free if one.in_flight <= most]
         return max(near, key=lambda one: hashlib.sha256(b"%d " % one.number + key).digest())
 
-    async def _health(self) -> Response:
+    async def _health(self, _: Scope) -> Response:
         """200 if any server accepts requests; with the counts of all and the state of each."""
         pages = await self._pages("/health")
         found = {
@@ -213,20 +213,28 @@ class Proxy:
         engines = {str(number): one["status"] for number, one in found.items()}
         return Json({"status": state, **sums, "engines": engines}, 200 if is_up else 503)
 
-    async def _metrics(self) -> Response:
-        """The merged pages of all servers; their series differ in the label `engine`."""
-        pages = await self._pages("/metrics")
+    async def _metrics(self, scope: Scope) -> Response:
+        """The merged pages of all servers; their series differ in the label `engine`.
+
+        The servers check the key.
+        """
+        pages = await self._pages("/metrics", scope["headers"])
+        for status, page in pages.values():
+            if status in (401, 403):
+                self._failed(status)
+                return Response(page, status, media_type="application/json")
         texts = [page.decode() for _, (status, page) in sorted(pages.items()) if status == 200]
         own = generate_latest(self._registry).decode()
         return Response(merged([own, *texts]), media_type=CONTENT_TYPE)
 
-    async def _pages(self, path: str) -> dict[int, tuple[int, bytes]]:
+    async def _pages(self, path: str, headers: Headers = []) -> dict[int, tuple[int, bytes]]:  # noqa: B006
         """A page from every server that answers: status and body by number."""
+        kept = [(name, value) for name, value in headers if name == b"authorization"]
         found: dict[int, tuple[int, bytes]] = {}
 
         async def one(upstream: Upstream) -> None:
             with suppress(*CONNECTION_ERRORS):
-                found[upstream.number] = await fetch(upstream, path)
+                found[upstream.number] = await fetch(upstream, path, headers=kept)
 
         await asyncio.gather(*map(one, self._alive()))
         return found

@@ -27,6 +27,7 @@ from forerun.serving.schemas import (
     Speculation,
 )
 from forerun.serving.settings import Settings
+from forerun.serving.tenants import SHARED_TENANT
 from forerun.serving.templates import Template, empty
 from forerun.serving.validation_errors import of_validation
 
@@ -127,6 +128,7 @@ class Intake:
             seed,
             method,
             tenant,
+            cache_tenant=SHARED_TENANT if self.settings.share_prefixes else tenant,
             is_seeded=request.seed is not None,
             nodes=nodes,
             constraints=self.constraints.choose(spec.constraint),

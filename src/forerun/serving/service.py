@@ -69,6 +69,10 @@ class Service:
         """The tenant of a request. Raises ApiError 401."""
         return self.keys.tenant(request.headers.get("authorization"))
 
+    def check_operator(self, request: Request) -> None:
+        """Raises ApiError 401 or 403 unless the request may see the counts of all tenants."""
+        self.keys.check_operator(request.headers.get("authorization"), self.settings.operators)
+
     def describe(self) -> dict[str, object]:
         """The drafting methods and limits for clients."""
         return {

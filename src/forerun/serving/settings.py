@@ -25,6 +25,8 @@ class Settings:
     verifier: str = registry.DEFAULT_VERIFIER
     controller: str = registry.DEFAULT_CONTROLLER
     allow_lossy: bool = False
+    share_prefixes: bool = False  # whether all tenants reuse each other's KV cells
+    operators: tuple[str, ...] = ()  # tenants that may read /metrics of a server with keys
     max_seqs: int = 32  # sequences that run at once
     max_waiting: int = 256  # waiting requests per tenant
     max_samples: int = 256  # sequences per request: prompts times n

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from forerun.errors import DataError
@@ -73,6 +73,25 @@ class Keys:
         if found is None:
             raise ApiError(401, "unknown API key", code="invalid_api_key")
         return found
+
+    def check_operator(self, authorization: str | None, operators: Collection[str]) -> None:
+        """Raises ApiError unless this key may see counts of all tenants.
+
+        Without keys everybody may, else the `operators`, or the only tenant.
+        """
+        tenant = self.tenant(authorization)
+        if len(self.names) > 1 and tenant not in operators:
+            raise ApiError(
+                403,
+                "these counts cover all tenants; use the key of an operator (`forerun serve "
+                "--operator TENANT`)",
+                code="operator_only",
+            )
+
+    @property
+    def names(self) -> set[str]:
+        """The tenants."""
+        return {tenant for _, tenant in self._tenants}
 
 
 def _digest(key: str) -> bytes:

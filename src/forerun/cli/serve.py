@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
     "methods": "method",
     "operators": "operator",
+    "head_timeout": "header-timeout",
     "constraints": "constraint",
 }
 REASONER_TEMPLATE = (
@@ -102,6 +104,17 @@ Drain = Annotated[float, typer.Option("--drain", help="Seconds to finish after a
 Context = Annotated[
     int | None, typer.Option("--context", help="Context length; default: the model's.")
 ]
+AllowedHosts = Annotated[
+    list[str],
+    typer.Option("--allowed-hosts", help="Name of this server, for a server without keys."),
+]
+AllowedOrigins = Annotated[
+    list[str],
+    typer.Option("--allowed-origins", help="Site with pages that may use this server."),
+]
+HeaderTimeout = Annotated[
+    float, typer.Option("--header-timeout", help="Seconds for the headers of a request.")
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option("--api-keys", help=f"File of lines KEY or TENANT:KEY; or set {KEYS_VARIABLE}."),
@@ -136,6 +149,9 @@ def command(
     drain: Drain = 30.0,
     context: Context = None,
     api_keys: KeyFile = None,
+    allowed_hosts: AllowedHosts = [],  # noqa: B006
+    allowed_origins: AllowedOrigins = [],  # noqa: B006
+    header_timeout: HeaderTimeout = 10.0,
     chat_template: Template = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -179,6 +195,9 @@ def _settings(given: dict[str, Any]) -> Settings:
             constraints=constraints,
             request_timeout=given["timeout"],
             operators=tuple(given["operator"]),
+            allowed_hosts=(*_split(given["allowed_hosts"]), *_host_name(given["host"])),
+            allowed_origins=_split(given["allowed_origins"]),
+            head_timeout=given["header_timeout"],
             **{field: given[field] for field in SETTINGS},
         )
     except ConfigError as error:  # its text begins with the name of a field
@@ -216,13 +235,14 @@ def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     notice(f"starting the first of {count} engines; compiling kernels may take minutes")
     backend = Replicas(setup, count, notice)
     settings, offer = setup.settings, backend.open()
-    front = Proxy(backend, settings)
+    front = Proxy(backend, settings, is_open=not len(setup.keys))
     started = _start_notice(settings, setup.keys, offer, f", {count} engines")
     try:
         if folder := local_folder(setup.model):  # logs of the engines are not shown
             warn_of_defaults(folder)
         notices = started, _drain_notice(settings)
-        return _run(DrainingServer(front, front, settings.drain, sockets, *notices))
+        where = settings.drain, sockets, *notices, settings.head_timeout
+        return _run(DrainingServer(front, front, *where))
     finally:
         backend.close()
 
@@ -318,11 +338,24 @@ def _keys(path: Path | None) -> Keys:
     from forerun.serving.tenants import Keys
 
     if path is not None:
-        return Keys.load(path)
+        keys = Keys.load(path)
+        if warning := Keys.exposure(path):
+            notice(f"warning: {warning}")
+        return keys
     keys = Keys.read(os.environ.get(KEYS_VARIABLE, "").split(","))
     if KEYS_VARIABLE in os.environ and not len(keys):
         raise ConfigError(f"{KEYS_VARIABLE} has no key; unset it to serve without keys")
     return keys
+
+
+def _split(given: list[str]) -> tuple[str, ...]:
+    """Values of an option that may be repeated or separated by commas."""
+    return tuple(part.strip() for one in given for part in one.split(",") if part.strip())
+
+
+def _host_name(host: str) -> tuple[str, ...]:
+    """The name in --host; empty for an address, which needs no permission."""
+    return (host,) if re.fullmatch(r"[\w.-]*[A-Za-z][\w.-]*", host, re.ASCII) else ()
 
 
 def _check_tenants(settings: Settings, keys: Keys) -> None:

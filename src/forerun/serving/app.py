@@ -15,6 +15,7 @@ from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
 from forerun.serving.limits import Limits
 from forerun.serving.metrics import CONTENT_TYPE
+from forerun.serving.origins import Origins, check_json
 from forerun.serving.replies import ChatReply, CompletionReply
 from forerun.serving.request_parser import parse
 from forerun.serving.schemas import ChatRequest, CompletionRequest
@@ -45,6 +46,13 @@ def create_app(service: Service) -> FastAPI:
         seconds=service.settings.body_timeout,
         on_error=service.metrics.failed,
     )
+    app.add_middleware(  # the outermost
+        Origins,
+        is_open=not len(service.keys),
+        hosts=service.settings.allowed_hosts,
+        origins=service.settings.allowed_origins,
+        on_error=service.metrics.failed,
+    )
     errors.install(app, service.metrics.failed)
     _add_completions(app, service)
     _add_models(app, service)
@@ -56,6 +64,7 @@ def create_app(service: Service) -> FastAPI:
 def _add_completions(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, schema: Any, reply: Any) -> Response:
         tenant = service.tenant(request)
+        check_json(request)
         body = parse(schema, await request.body())
         prepare = service.intake.chat if schema is ChatRequest else service.intake.completion
         job = await asyncio.to_thread(prepare, body, tenant)  # tokenises, slow for long texts

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forerun.serving.errors import ApiError, Json, bad
 from forerun.serving.limits import Limits
 from forerun.serving.metrics import CONTENT_TYPE
+from forerun.serving.origins import Origins
 from forerun.serving.settings import Settings
 from forerun.serving.streams import sse
 from forerun.serving.upstream import CONNECTION_ERRORS, Headers, Reply, Upstream, exchange, fetch
@@ -33,6 +34,7 @@ log = logging.getLogger("forerun.serving")
 MAX_EXTRA_REQUESTS = 4  # of a server over the least busy one before it loses a conversation
 KEY_CHARS = 512  # characters of a prompt or first messages that identify a conversation
 MAX_FAILURES = 2  # servers that one request may be lost or fail on
+CHECKED_HEADERS = (b"origin", b"sec-fetch-site")  # by the proxy; servers have another address
 RETRY_STATUSES = (429, 503)  # full or failed: another server may answer
 
 
@@ -48,9 +50,12 @@ class Backend(Protocol):
 
 
 class Proxy:
-    """The application; its lifespan starts and stops the backend. See `server.Drainable`."""
+    """The application; its lifespan starts and stops the backend. See `server.Drainable`.
 
-    def __init__(self, backend: Backend, settings: Settings) -> None:
+    is_open: the server has no keys.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings, is_open: bool = True) -> None:
         self.backend, self._is_closing = backend, False
         self._timeout = settings.request_timeout + 10  # after the server's own timeout
         self._registry = CollectorRegistry(auto_describe=False)
@@ -62,7 +67,9 @@ class Proxy:
         text = "Requests answered with an error, by status"  # by the proxy itself
         self._errors = Counter("forerun:request_errors", text, ["status"], **made)
         limits = settings.max_body, settings.body_timeout
-        self._limited = Limits(self._answer, *limits, self._failed)
+        limited = Limits(self._answer, *limits, self._failed)
+        sites = settings.allowed_hosts, settings.allowed_origins
+        self._guarded = Origins(limited, is_open, *sites, self._failed)
 
     def close(self) -> None:
         """Accepts no more requests; accepted ones continue."""
@@ -80,7 +87,7 @@ class Proxy:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
-            await self._limited(scope, receive, send)
+            await self._guarded(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -127,7 +134,7 @@ class Proxy:
 
     async def _relay(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Sends a request to one server after another until one answers it."""
-        headers: Headers = list(scope["headers"])
+        headers: Headers = [pair for pair in scope["headers"] if pair[0] not in CHECKED_HEADERS]
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]

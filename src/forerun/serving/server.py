@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.errors import ConfigError
 from forerun.serving.app import create_app
+from forerun.serving.connections import HEAD_SECONDS, protocol
 from forerun.serving.service import Service
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, which must not meet a close
@@ -37,7 +38,7 @@ class DrainingServer(uvicorn.Server):
     """Serves an application until SIGINT, SIGTERM or SIGHUP, then drains; a second one stops it.
 
     sockets: from `bind_sockets`. drain: seconds for running requests to finish; new requests then
-    get 503. on_start: called with the URL when it listens. on_drain: called with the number of
+    get 503. head_seconds: for the headers of a request to arrive. on_start: called with the URL when it listens. on_drain: called with the number of
     running requests.
     """
 
@@ -49,10 +50,12 @@ class DrainingServer(uvicorn.Server):
         sockets: list[socket.socket],
         on_start: Callable[[str], None] = lambda url: None,
         on_drain: Callable[[int], None] = lambda count: None,
+        head_seconds: float = HEAD_SECONDS,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 _with_head_and_disconnects(app),
+                http=protocol(head_seconds),
                 ws="none",
                 log_level="error",  # its warnings are about client errors
                 access_log=False,
@@ -151,8 +154,9 @@ class Server(DrainingServer):
         on_drain: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.service = service
-        drain, callbacks = service.settings.drain, (on_start, on_drain)
-        super().__init__(create_app(service), service.worker, drain, sockets, *callbacks)
+        settings, callbacks = service.settings, (on_start, on_drain)
+        work = create_app(service), service.worker, settings.drain, sockets
+        super().__init__(*work, *callbacks, settings.head_timeout)
 
 
 def bind_sockets(host: str, port: int) -> list[socket.socket]:

@@ -27,8 +27,8 @@ from forerun.serving.schemas import (
     Speculation,
 )
 from forerun.serving.settings import Settings
-from forerun.serving.tenants import SHARED_TENANT
 from forerun.serving.templates import Template, empty
+from forerun.serving.tenants import SHARED_TENANT
 from forerun.serving.validation_errors import of_validation
 
 DEFAULT_TOKENS = 16  # of /v1/completions, as in OpenAI's API; a chat may fill the context

@@ -123,7 +123,8 @@ def storm(chat: Served, examples: int) -> None:
             count += 1
             route, body = given_
             if count % 10 == 0:
-                head = f"POST {route} HTTP/1.1\r\nHost: x\r\n{JSON_TYPE}\r\nContent-Length: {len(body) + count % 2}"
+                length = f"Content-Length: {len(body) + count % 2}"
+                head = f"POST {route} HTTP/1.1\r\nHost: x\r\n{JSON_TYPE}\r\n{length}"
                 with socket.create_connection((host, int(port))) as vanishing:
                     vanishing.sendall(f"{head}\r\n\r\n".encode() + body)
             else:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelError, in_a_line
+from forerun.models.remote_code import check_code, is_trusted
 from forerun.utils.files import SHOWN, check_text
 from forerun.utils.version import MADE_BY
 
@@ -56,8 +57,9 @@ class Tokenizer:
                 "the original model"
             )
         try:
-            inner = _class_for(folder).from_pretrained(folder)
+            inner = _class_for(folder).from_pretrained(folder, trust_remote_code=is_trusted())
         except Exception as cause:  # bad JSON, missing files or packages
+            check_code(folder, cause)
             if (folder / "config.json").exists():
                 read_config(folder)  # raises if the config is at fault
             raise ModelError(

@@ -60,7 +60,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.transport.close()
 
 
-def protocol(head_seconds: float) -> type[TimedProtocol]:
+def timed_protocol(head_seconds: float) -> type[TimedProtocol]:
     """The protocol class with this time limit."""
     return type("Protocol", (TimedProtocol,), {"head_seconds": head_seconds})
 

@@ -1,8 +1,9 @@
 """Refuses requests that pages of other sites make with the browser of a user.
 
-Without API keys a request is trusted by where it comes from, so `Host` must name this server (against
-DNS rebinding) and `Origin` must be this server or an allowed site. With keys the key protects, as
-no other site knows it. Allowed sites get CORS headers and answers to preflight requests.
+Without API keys a request is trusted by where it comes from, so `Host` must name this server
+(against DNS rebinding) and `Origin` must be this server or an allowed site. With keys the key
+protects, as no other site knows it. Allowed sites get CORS headers and answers to preflight
+requests.
 """
 
 from __future__ import annotations

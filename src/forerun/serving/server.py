@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.errors import ConfigError
 from forerun.serving.app import create_app
-from forerun.serving.connections import HEAD_SECONDS, protocol
+from forerun.serving.connections import HEAD_SECONDS, timed_protocol
 from forerun.serving.service import Service
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, which must not meet a close
@@ -38,8 +38,8 @@ class DrainingServer(uvicorn.Server):
     """Serves an application until SIGINT, SIGTERM or SIGHUP, then drains; a second one stops it.
 
     sockets: from `bind_sockets`. drain: seconds for running requests to finish; new requests then
-    get 503. head_seconds: for the headers of a request to arrive. on_start: called with the URL when it listens. on_drain: called with the number of
-    running requests.
+    get 503. on_start: called with the URL when it listens. on_drain: called with the number of
+    running requests. head_seconds: for the headers of a request to arrive.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 _with_head_and_disconnects(app),
-                http=protocol(head_seconds),
+                http=timed_protocol(head_seconds),
                 ws="none",
                 log_level="error",  # its warnings are about client errors
                 access_log=False,

@@ -137,9 +137,10 @@ class MemoryFile:
 
     A `with` block loads the file if it exists and saves it at the end, also after an error or
     Ctrl-C. If loading fails, neither the file nor the drafter changes. Inside the block the drafter
-    observes every step, also those without drafts, and a second block for the same drafter and
-    tenant is an error, and so is a block of another process for the same file. If saving fails, the drafter keeps what it learned for `save()`, until a
-    file is loaded. lock: guards the drafter; not held while files are read and written.
+    observes every step, also those without drafts. A second block for the same drafter and tenant
+    is an error, and so is a block of another process for the same file. If saving fails, the
+    drafter keeps what it learned for `save()`, until a file is loaded. lock: guards the drafter;
+    not held while files are read and written.
     """
 
     def __init__(

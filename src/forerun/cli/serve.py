@@ -41,6 +41,7 @@ SETTINGS = (  # fields of `Settings` with an option of the same name
     "max_nodes",
     "max_body",
     "drain",
+    "text_timeout",
 )
 OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
@@ -115,6 +116,9 @@ AllowedOrigins = Annotated[
 HeaderTimeout = Annotated[
     float, typer.Option("--header-timeout", help="Seconds for the headers of a request.")
 ]
+TextTimeout = Annotated[
+    float, typer.Option("--text-timeout", help="Seconds to render and tokenise a request's texts.")
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option("--api-keys", help=f"File of lines KEY or TENANT:KEY; or set {KEYS_VARIABLE}."),
@@ -152,6 +156,7 @@ def command(
     allowed_hosts: AllowedHosts = [],  # noqa: B006
     allowed_origins: AllowedOrigins = [],  # noqa: B006
     header_timeout: HeaderTimeout = 10.0,
+    text_timeout: TextTimeout = 10.0,
     chat_template: Template = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -268,7 +273,11 @@ def _drain_notice(settings: Settings) -> Callable[[int], None]:
 
 def _run(server: DrainingServer) -> int:
     """Runs until a signal comes and open requests end; returns the exit status."""
+    from forerun.serving.server import MAX_STOP_SECONDS, exit_later
+
+    server.owns_process = True
     server.run()
+    exit_later(130 if server.force_exit else 0, MAX_STOP_SECONDS)  # if a thread does not end
     if server.num_cut:
         are = "request was" if server.num_cut == 1 else "requests were"
         notice(f"{server.num_cut} {are} not finished and got 503; goodbye")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -13,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from forerun import __version__
 from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
-from forerun.serving.limits import Limits
+from forerun.serving.limits import Limits, forget_body
 from forerun.serving.metrics import CONTENT_TYPE
 from forerun.serving.origins import Origins, check_json
 from forerun.serving.replies import ChatReply, CompletionReply
@@ -29,7 +30,8 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.worker.start(asyncio.get_running_loop())
         yield
-        service.worker.abort()
+        service.abort()
+        service.lanes.close()
         await asyncio.to_thread(service.worker.join, 5.0)  # lets the current step finish
 
     app = FastAPI(
@@ -64,10 +66,13 @@ def create_app(service: Service) -> FastAPI:
 def _add_completions(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, schema: Any, reply: Any) -> Response:
         tenant = service.tenant(request)
+        service.worker.check_open()
         check_json(request)
-        body = parse(schema, await request.body())
-        prepare = service.intake.chat if schema is ChatRequest else service.intake.completion
-        job = await asyncio.to_thread(prepare, body, tenant)  # tokenises, slow for long texts
+        content = await request.body()
+        body, is_chat = parse(schema, content), schema is ChatRequest
+        prepare = partial(service.intake.chat if is_chat else service.intake.completion, body)
+        job = await service.lanes.run(len(content), is_chat, lambda: prepare(tenant))
+        forget_body(request)
         name, fingerprint = service.settings.name, service.fingerprint
         made = reply(job, body, name, fingerprint, service.token_text)
         return await service.responder.answer(request, job, made)

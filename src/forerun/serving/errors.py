@@ -87,6 +87,12 @@ def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiErr
     return ApiError(fields.pop("status", 400), f"unknown {kind} {shown!r}; {hint}", **fields)
 
 
+def shutting_down() -> ApiError:
+    """The error for requests that a stopping server does not finish."""
+    text = "the server is shutting down; use another server, or try again later"
+    return ApiError(503, text, code="shutting_down", retry_after=10)
+
+
 def of_fault(fault: Exception) -> ApiError:
     """The error for the requests of a failed step."""
     if isinstance(fault, ApiError):

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forerun.serving.errors import ApiError, Json, bad
+from forerun.serving.errors import ApiError, Json, bad, shutting_down
 from forerun.serving.limits import Limits
 from forerun.serving.metrics import CONTENT_TYPE
 from forerun.serving.origins import Origins
@@ -169,7 +169,7 @@ class Proxy:
                 break
         answer = full or last
         if answer is None:
-            error = _shutting_down() if self._is_closing else _no_engine(is_lost)
+            error = shutting_down() if self._is_closing else _no_engine(is_lost)
             self._failed(error.status)
             answer = error.response()
         await answer(scope, receive, send)
@@ -297,11 +297,6 @@ def _no_engine(is_lost: bool) -> ApiError:
 def _timeout_error(seconds: float) -> ApiError:
     text = f"the request was not finished within {seconds:.0f} s; ask for fewer tokens"
     return ApiError(504, text, code="request_timeout")
-
-
-def _shutting_down() -> ApiError:
-    text = "the server is shutting down; use another server, or try again later"
-    return ApiError(503, text, code="shutting_down", retry_after=10)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

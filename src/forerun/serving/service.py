@@ -17,6 +17,7 @@ from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops
 from forerun.models.tokenizer import TextStream
 from forerun.serving.engine_thread import EngineThread
+from forerun.serving.lanes import Lanes
 from forerun.serving.methods import Constraints, Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
 from forerun.serving.request_parser import Intake
@@ -24,6 +25,7 @@ from forerun.serving.routing import MethodControllers, MethodDispatcher
 from forerun.serving.settings import Settings
 from forerun.serving.streams import Responder
 from forerun.serving.tenants import Keys
+from forerun.serving.text_workers import TextWorkers
 from forerun.serving.token_text import TokenText
 
 PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs
@@ -48,11 +50,16 @@ class Service:
             verifier = make_verifier(settings.verifier, allowed, tokenizer=model.tokenizer)
         self.verifier = check_lossless(verifier, settings.verifier, allowed)
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
+        tokenizer = model.tokenizer
+        work = {"encode": tokenizer.encode, "chat_text": tokenizer.chat_text}
+        self.texts = TextWorkers(work, settings.text_timeout)  # forks: before threads are started
+        self.lanes = Lanes()
         self.constraints = Constraints(model, settings.constraints)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
         can_predict = verifier.judges >= PREDICTION_LABELS
-        self.intake = Intake(model, self.methods, settings, can_predict, self.constraints)
+        parts = self.constraints, self.texts
+        self.intake = Intake(model, self.methods, settings, can_predict, *parts)
         self.responder = Responder(self.worker, settings.request_timeout, self.metrics)
         self.token_text = TokenText(model.tokenizer)
         self.fingerprint = self._fingerprint()
@@ -64,6 +71,15 @@ class Service:
         """Compiles all kernels."""
         for part in (self.model.target, self.verifier):
             part.warm_up()
+
+    def close(self) -> None:
+        """Accepts no more requests; accepted ones continue."""
+        self.worker.close()
+
+    def abort(self) -> None:
+        """Ends all remaining requests with an error."""
+        self.worker.abort()
+        self.texts.abort()
 
     def tenant(self, request: Request) -> str:
         """The tenant of a request. Raises ApiError 401."""

@@ -46,7 +46,7 @@ class Sequence:
 
     @property
     def cells_owner(self) -> str:
-        """The tenant whose sequences may reuse its KV cells and rows."""
+        """The tenant that may reuse its KV cells and rows."""
         return self.tenant if self.cache_tenant is None else self.cache_tenant
 
     @property

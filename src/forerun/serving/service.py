@@ -25,7 +25,7 @@ from forerun.serving.routing import MethodControllers, MethodDispatcher
 from forerun.serving.settings import Settings
 from forerun.serving.streams import Responder
 from forerun.serving.tenants import Keys
-from forerun.serving.text_workers import TextWorkers
+from forerun.serving.text_workers import TextWorkers, Work
 from forerun.serving.token_text import TokenText
 
 PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs
@@ -51,7 +51,7 @@ class Service:
         self.verifier = check_lossless(verifier, settings.verifier, allowed)
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
         tokenizer = model.tokenizer
-        work = {"encode": tokenizer.encode, "chat_text": tokenizer.chat_text}
+        work: Work = {"encode": tokenizer.encode, "chat_text": tokenizer.chat_text}
         self.texts = TextWorkers(work, settings.text_timeout)  # forks: before threads are started
         self.lanes = Lanes()
         self.constraints = Constraints(model, settings.constraints)

@@ -1,6 +1,6 @@
 """A lock between processes on a file that is replaced when it is saved.
 
-The lock is a file beside it, `.NAME.lock`, which is removed at the end. The system frees it when a
+The lock is a file in the same folder, `.NAME.lock`, removed at the end. The system frees it when a
 process dies. Blocks of one process share the lock.
 """
 

@@ -53,7 +53,7 @@ def test_a_drafter_that_fails_costs_drafts_and_one_warning(
     with thread(model, max_seqs=4) as served, ThreadPoolExecutor(8) as pool:
         (guarded,) = [
             part
-            for name, part in served.server.service.worker._batch.router.by_name.items()
+            for name, part in served.server.service.worker._batch.dispatcher.by_name.items()
             if name == "stand"
         ]
         guarded.drafter = Shaky(guarded.drafter)
@@ -86,7 +86,7 @@ def test_a_draft_model_without_room_costs_its_drafts_only(
     monkeypatch.setattr(DraftModel, "draft_seconds", lambda self, nodes, num=1: 0.0)
     with thread(model, methods=methods, max_seqs=2) as served:
         batch = served.server.service.worker._batch
-        target, draft = model.target.cache, batch.router.by_name["two"].drafter.runner.cache
+        target, draft = model.target.cache, batch.dispatcher.by_name["two"].drafter.runner.cache
         for cache in (target, draft):  # as if nothing had been measured
             cache.slots.clear()
             cache._hold(cache.data[:, :0, :0])

@@ -46,7 +46,7 @@ def run(batch: Batch) -> None:
 
 
 def remains(batch: Batch, method: str) -> tuple[dict[str, int], dict[str, int]]:
-    drafter = batch.router.by_name[method].drafter
+    drafter = batch.dispatcher.by_name[method].drafter
     return held(drafter), drafter.memory_report()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from forerun import __version__
 from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
+from forerun.serving.jobs import Job
 from forerun.serving.limits import Limits, forget_body
 from forerun.serving.metrics import CONTENT_TYPE
 from forerun.serving.origins import Origins, check_json
@@ -69,9 +69,14 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         service.worker.check_open()
         check_json(request)
         content = await request.body()
-        body, is_chat = parse(schema, content), schema is ChatRequest
-        prepare = partial(service.intake.chat if is_chat else service.intake.completion, body)
-        job = await service.lanes.run(len(content), is_chat, lambda: prepare(tenant))
+        is_chat = schema is ChatRequest
+        prepare = service.intake.chat if is_chat else service.intake.completion
+
+        def read() -> tuple[Any, Job]:
+            body = parse(schema, content)
+            return body, prepare(body, tenant)
+
+        body, job = await service.lanes.run(len(content), is_chat, read)
         forget_body(request)
         name, fingerprint = service.settings.name, service.fingerprint
         made = reply(job, body, name, fingerprint, service.token_text)

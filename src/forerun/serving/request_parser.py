@@ -290,9 +290,9 @@ class Intake:
 
     def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
         """Ids of a text. Raises ApiError before tokenising a text that is far too long."""
-        self._check_chars(len(text), source)
         if (least := self.model.token_bounds.min_tokens(text)) >= self.model.target.context:
             raise self._too_long(f"the prompt has {least} tokens or more", source)
+        self._check_chars(len(text), source)
         return self._ids(text, special)
 
     def _check_chars(self, count: int, source: str) -> None:
@@ -313,7 +313,8 @@ class Intake:
         """The text of messages in the chat template, rendered in a worker process."""
         if self._texts is None:
             return self.model.tokenizer.chat_text(messages)
-        return self._texts.call("chat_text", messages)
+        template = getattr(self.model.tokenizer.inner, "chat_template", None)
+        return self._texts.call("chat_text", template, messages)
 
     def _deadline(self) -> AbstractContextManager[None]:
         """A block with one time limit for all texts."""

@@ -51,7 +51,12 @@ class Service:
         self.verifier = check_lossless(verifier, settings.verifier, allowed)
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
         tokenizer = model.tokenizer
-        work: Work = {"encode": tokenizer.encode, "chat_text": tokenizer.chat_text}
+
+        def chat_text(template: object, messages: list[dict[str, str]]) -> str:
+            tokenizer.inner.chat_template = template  # it may have changed since the fork
+            return tokenizer.chat_text(messages)
+
+        work: Work = {"encode": tokenizer.encode, "chat_text": chat_text}
         self.texts = TextWorkers(work, settings.text_timeout)  # forks: before threads are started
         self.lanes = Lanes()
         self.constraints = Constraints(model, settings.constraints)

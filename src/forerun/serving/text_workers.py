@@ -47,7 +47,7 @@ class TextWorkers:
         self._local = threading.local()
         self._nursery = Nursery.start(work)
         if self._nursery is not None:
-            weakref.finalize(self, self._nursery.close)
+            weakref.finalize(self, _end, self._nursery, self._idle)
 
     @contextmanager
     def deadline(self) -> Iterator[None]:
@@ -86,12 +86,10 @@ class TextWorkers:
         """Stops all work; later calls are refused."""
         with self._lock:
             self._is_closed = True
-            workers = [*self._idle, *self._busy]
-            self._idle.clear()
-        for worker in workers:
-            worker.stop()
-        if self._nursery is not None:
-            self._nursery.close()
+            for worker in self._busy:  # their threads close them
+                worker.stop()
+            if self._nursery is not None:
+                _end(self._nursery, self._idle)
 
     def _left(self) -> float:
         end = getattr(self._local, "end", None)
@@ -113,7 +111,9 @@ class TextWorkers:
     def _give(self, worker: Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
-            if not (worker.is_stopped or self._is_closed):
+            if worker.is_stopped or self._is_closed:
+                worker.close()
+            else:
                 self._idle.append(worker)
 
 
@@ -141,6 +141,11 @@ class Worker:
                 os.kill(self.pid, signal.SIGKILL)
             with suppress(OSError):  # wakes a thread that waits for it
                 self._link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stops it when no thread waits for it."""
+        self.stop()
+        self._link.close()
 
 
 class Nursery:
@@ -188,6 +193,14 @@ class Nursery:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def _end(nursery: Nursery, idle: list[Worker]) -> None:
+    """Ends all processes that do nothing."""
+    for worker in idle:
+        worker.close()
+    idle.clear()
+    nursery.close()
 
 
 def _run_nursery(link: socket.socket, work: Work) -> NoReturn:

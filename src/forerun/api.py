@@ -36,6 +36,7 @@ from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
 from forerun.models.generation_config import warn_of_defaults
 from forerun.models.paths import dtype_name, located
+from forerun.models.remote_code import trusting
 from forerun.models.token_bounds import TokenBounds
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.utils import jit_cache
@@ -330,6 +331,7 @@ def load(
     context: int | None = None,
     weights: str = "auto",
     target: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Model:
     """A Model from a folder, a hub id, a GGUF file, or a name that `forerun models` lists.
 
@@ -341,15 +343,18 @@ def load(
     weights: "int8" or "int8:128" (a scale per 128 inputs) on a CPU; "int8", "fp8" or "int4" on a
     GPU, by torchao. Quantised weights change the distribution.
     target: a target that wraps the model, such as "entropy_switch:small=draft,threshold=1".
+    trust_remote_code: run Python code that comes with the checkpoint. Without it such checkpoints
+    are refused; nothing asks.
     Sampling defaults in the checkpoint are not used; a warning names them.
     Raises ModelError with the cause.
     """
     from forerun.models.load import load_target
 
     path = located(model) if isinstance(model, str) else model
-    tokenizer = Tokenizer.load(path)
     options = {"dtype": dtype, "device": device, "weights": weights}
-    runner: Target = load_target(path, max_seqs=max_seqs, context=context, **options)
+    with trusting(trust_remote_code):
+        tokenizer = Tokenizer.load(path)
+        runner: Target = load_target(path, max_seqs=max_seqs, context=context, **options)
     if context is not None and context > runner.context:
         log.warning(
             f"context={context} exceeds the model's maximum of {runner.context}; using that"

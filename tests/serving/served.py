@@ -32,6 +32,7 @@ from forerun.models.tokenizer import Tokenizer
 
 SOURCE = Path(__file__).parents[2] / "src"
 TEXT = "one two three four five six seven eight nine ten "  # what a script says after "go"
+JSON_TYPE = "Content-Type: application/json"
 GO: dict[str, Any] = {"prompt": "go", "temperature": 0, "model": "tiny"}
 SHORT = GO | {"max_tokens": 12}
 
@@ -51,6 +52,8 @@ class Served:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
 
     def post(self, path: str, **request: Any) -> httpx.Response:
+        kind = {} if "json" in request else {"Content-Type": "application/json"}
+        request["headers"] = kind | dict(request.get("headers") or {})
         return httpx.post(f"{self.url}{path}", timeout=self.timeout, verify=False, **request)
 
     def get(self, path: str) -> httpx.Response:
@@ -162,7 +165,8 @@ def asked(served: Served, buffer: int | None = None, **fields: Any) -> Iterator[
     """
     body = json.dumps(GO | fields).encode()
     host, port = served.url.removeprefix("http://").split(":")
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    lines = ["POST /v1/completions HTTP/1.1", f"Host: {host}", JSON_TYPE]
+    head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
     with socket.socket() as client:
         if buffer is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.serving.schemas import UNSUPPORTED, ChatRequest, CompletionRequest
-from served import Served
+from served import JSON_TYPE, Served
+
+JSON = dict([JSON_TYPE.split(": ")])
 
 ROUTES = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 TEXTS = st.one_of(
@@ -121,13 +123,12 @@ def storm(chat: Served, examples: int) -> None:
             count += 1
             route, body = given_
             if count % 10 == 0:
-                head = (
-                    f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + count % 2}"
-                )
+                length = f"Content-Length: {len(body) + count % 2}"
+                head = f"POST {route} HTTP/1.1\r\nHost: x\r\n{JSON_TYPE}\r\n{length}"
                 with socket.create_connection((host, int(port))) as vanishing:
                     vanishing.sendall(f"{head}\r\n\r\n".encode() + body)
             else:
-                check(client.post(chat.url + route, content=body))
+                check(client.post(chat.url + route, content=body, headers=JSON))
 
         one()
     chat.wait_idle()

@@ -45,7 +45,8 @@ def ask(url: str) -> None:
             for change in ({}, {"temperature": -1}, {"prompt": ["my own words", 3]}):
                 answer = client.post("/v1/completions", json=body | change, headers=headers)
                 assert answer.status_code in (200, 400, 401)
-            client.post("/v1/completions", content=b'{"my own words', headers=headers)
+            json_type = headers | {"Content-Type": "application/json"}
+            client.post("/v1/completions", content=b'{"my own words', headers=json_type)
         named = body | {"speculation": {"method": "my-own"}}
         headers = {"Authorization": "Bearer secret-one"}
         assert client.post("/v1/completions", json=named, headers=headers).is_success

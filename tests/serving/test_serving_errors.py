@@ -17,7 +17,7 @@ from forerun.core.roles import Verifier
 from forerun.errors import ConfigError, DataError
 from forerun.serving.methods import check_lossless
 from forerun.serving.tenants import Keys
-from served import Served, thread
+from served import JSON_TYPE, Served, thread
 
 USER = [{"role": "user", "content": "the cat"}]
 Body = dict[str, Any]
@@ -290,7 +290,7 @@ def test_a_request_that_is_too_large_or_too_slow(tiny_model: Any) -> None:
 def post_head(served: Served, *lines: str) -> tuple[socket.socket, bytes]:
     """A connection, and the head of a completion with these header lines."""
     host, port = served.url.removeprefix("http://").split(":")
-    head = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", *lines, "", ""])
+    head = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", JSON_TYPE, *lines, "", ""])
     return socket.create_connection((host, int(port)), timeout=20), head.encode()
 
 

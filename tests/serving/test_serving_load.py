@@ -136,9 +136,9 @@ def test_tenants_share_the_places_evenly(tiny_chat: Path) -> None:
                 served.client(key).completions.create(**GO, max_tokens=40)
 
             found = [pool.submit(ask, key) for key in 12 * "r"]
-            served.wait_until(lambda: served.metric("vllm:num_requests_waiting") == 12, 60)
+            served.wait_until(lambda: served.get("/health").json()["waiting"] == 12, 60)
             found.append(pool.submit(ask, "b"))
-            served.wait_until(lambda: served.metric("vllm:num_requests_waiting") == 13, 60)
+            served.wait_until(lambda: served.get("/health").json()["waiting"] == 13, 60)
 
             def note(*limits: int) -> Any:
                 groups = take(*limits)

@@ -44,6 +44,7 @@ COMMANDS = {
     "doctor": "Report on this machine and installation.",
 }
 OF_KIND = {"search": "search", "train": "recipe", "prune": "pruner"}  # command -> its methods
+TRUST = "--trust-remote-code"  # allowed anywhere, like --debug
 INTERRUPTED = "interrupted; what was printed or written by then stays"
 MAX_SHOWN_CHARS = 20  # shown before a byte that is not UTF-8
 GRAPHS_VARIABLE = "FORERUN_GRAPHS"  # environment variable: on or off
@@ -88,6 +89,10 @@ def _root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks and warnings; allowed anywhere.")
     ] = False,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(TRUST, help="Run Python code that comes with a model; allowed anywhere."),
+    ] = False,
 ) -> None:
     """Exact speculative decoding: language models run faster with the same distribution."""
 
@@ -105,7 +110,7 @@ def main(argv: Many[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     is_debug = "--debug" in given
-    args = [word for word in given if word != "--debug"] or ["--help"]
+    args = [word for word in given if word not in ("--debug", TRUST)] or ["--help"]
     with warnings.catch_warnings(), streams.usable() as is_open:
         if not is_debug:
             _silence_libraries()
@@ -113,6 +118,10 @@ def main(argv: Many[str] | None = None) -> int:
             if not is_open:
                 raise DataError(STDOUT_CLOSED)
             _set_graphs()
+            if TRUST in given:
+                from forerun.models.remote_code import trust_all
+
+                trust_all()
             with as_interrupts():
                 status = _run(args)
                 sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,16 +34,20 @@ SETTINGS = (  # fields of `Settings` with an option of the same name
     "verifier",
     "controller",
     "allow_lossy",
+    "share_prefixes",
     "max_seqs",
     "max_waiting",
     "max_samples",
     "max_nodes",
     "max_body",
     "drain",
+    "text_timeout",
 )
 OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
     "methods": "method",
+    "operators": "operator",
+    "head_timeout": "header-timeout",
     "constraints": "constraint",
 }
 REASONER_TEMPLATE = (
@@ -78,6 +83,14 @@ Engines = Annotated[
 Lossy = Annotated[
     bool, typer.Option("--allow-lossy", help="Accept a verifier that changes the distribution.")
 ]
+SharePrefixes = Annotated[
+    bool,
+    typer.Option("--share-prefixes", help="Let all tenants reuse the KV cells of each other."),
+]
+Operator = Annotated[
+    list[str],
+    typer.Option("--operator", help="Tenant that may read /metrics, which count all tenants."),
+]
 MaxSeqs = Annotated[int, typer.Option("--max-seqs", help="Largest batch size in sequences.")]
 MaxWaiting = Annotated[
     int, typer.Option("--max-waiting", help="Waiting requests per tenant; more get 429.")
@@ -91,6 +104,20 @@ Timeout = Annotated[float, typer.Option("--timeout", help="Time limit of a reque
 Drain = Annotated[float, typer.Option("--drain", help="Seconds to finish after a signal.")]
 Context = Annotated[
     int | None, typer.Option("--context", help="Context length; default: the model's.")
+]
+AllowedHosts = Annotated[
+    list[str],
+    typer.Option("--allowed-hosts", help="Name of this server, for a server without keys."),
+]
+AllowedOrigins = Annotated[
+    list[str],
+    typer.Option("--allowed-origins", help="Site with pages that may use this server."),
+]
+HeaderTimeout = Annotated[
+    float, typer.Option("--header-timeout", help="Seconds for the headers of a request.")
+]
+TextTimeout = Annotated[
+    float, typer.Option("--text-timeout", help="Seconds to render and tokenise a request's texts.")
 ]
 KeyFile = Annotated[
     Path | None,
@@ -114,6 +141,8 @@ def command(
     target: options.TargetSpec = None,
     constraint: Constraint = [],  # noqa: B006
     allow_lossy: Lossy = False,
+    share_prefixes: SharePrefixes = False,
+    operator: Operator = [],  # noqa: B006
     replicas: Engines = 1,
     max_seqs: MaxSeqs = 32,
     max_waiting: MaxWaiting = 256,
@@ -124,6 +153,10 @@ def command(
     drain: Drain = 30.0,
     context: Context = None,
     api_keys: KeyFile = None,
+    allowed_hosts: AllowedHosts = [],  # noqa: B006
+    allowed_origins: AllowedOrigins = [],  # noqa: B006
+    header_timeout: HeaderTimeout = 10.0,
+    text_timeout: TextTimeout = 10.0,
     chat_template: Template = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -133,6 +166,7 @@ def command(
         _check(replicas, context, device)
         settings = _settings(ctx.params)
         keys, template = _keys(api_keys), _template(chat_template, model)
+        _check_tenants(settings, keys)
         from forerun.serving.server import bind_sockets
 
         sockets = bind_sockets(host, port)  # before anything is loaded
@@ -165,6 +199,10 @@ def _settings(given: dict[str, Any]) -> Settings:
             methods=specs,
             constraints=constraints,
             request_timeout=given["timeout"],
+            operators=tuple(given["operator"]),
+            allowed_hosts=(*_split(given["allowed_hosts"]), *_host_name(given["host"])),
+            allowed_origins=_split(given["allowed_origins"]),
+            head_timeout=given["header_timeout"],
             **{field: given[field] for field in SETTINGS},
         )
     except ConfigError as error:  # its text begins with the name of a field
@@ -202,13 +240,14 @@ def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     notice(f"starting the first of {count} engines; compiling kernels may take minutes")
     backend = Replicas(setup, count, notice)
     settings, offer = setup.settings, backend.open()
-    front = Proxy(backend, settings)
+    front = Proxy(backend, settings, is_open=not len(setup.keys))
     started = _start_notice(settings, setup.keys, offer, f", {count} engines")
     try:
         if folder := local_folder(setup.model):  # logs of the engines are not shown
             warn_of_defaults(folder)
         notices = started, _drain_notice(settings)
-        return _run(DrainingServer(front, front, settings.drain, sockets, *notices))
+        where = settings.drain, sockets, *notices, settings.head_timeout
+        return _run(DrainingServer(front, front, *where))
     finally:
         backend.close()
 
@@ -234,7 +273,11 @@ def _drain_notice(settings: Settings) -> Callable[[int], None]:
 
 def _run(server: DrainingServer) -> int:
     """Runs until a signal comes and open requests end; returns the exit status."""
+    from forerun.serving.server import MAX_STOP_SECONDS, exit_later
+
+    server.owns_process = True
     server.run()
+    exit_later(130 if server.force_exit else 0, MAX_STOP_SECONDS)  # if a thread does not end
     if server.num_cut:
         are = "request was" if server.num_cut == 1 else "requests were"
         notice(f"{server.num_cut} {are} not finished and got 503; goodbye")
@@ -310,11 +353,40 @@ def _keys(path: Path | None) -> Keys:
     from forerun.serving.tenants import Keys
 
     if path is not None:
-        return Keys.load(path)
+        keys = Keys.load(path)
+        if warning := Keys.exposure(path):
+            notice(f"warning: {warning}")
+        return keys
     keys = Keys.read(os.environ.get(KEYS_VARIABLE, "").split(","))
     if KEYS_VARIABLE in os.environ and not len(keys):
         raise ConfigError(f"{KEYS_VARIABLE} has no key; unset it to serve without keys")
     return keys
+
+
+def _split(given: list[str]) -> tuple[str, ...]:
+    """Values of an option that may be repeated or separated by commas."""
+    return tuple(part.strip() for one in given for part in one.split(",") if part.strip())
+
+
+def _host_name(host: str) -> tuple[str, ...]:
+    """The name in --host; empty for an address, which needs no permission."""
+    return (host,) if re.fullmatch(r"[\w.-]*[A-Za-z][\w.-]*", host, re.ASCII) else ()
+
+
+def _check_tenants(settings: Settings, keys: Keys) -> None:
+    """Raises ConfigError for an unknown operator; warns of methods that tenants share."""
+    for name in settings.operators:
+        if name not in keys.names:
+            raise ConfigError(
+                f"--operator must be a tenant of the API keys, got {name!r}; give the key a tenant "
+                "with a line TENANT:KEY"
+            )
+    shared = [spec for spec in settings.methods.values() if "scope=global" in spec]
+    if len(keys.names) > 1 and shared:
+        notice(
+            f"warning: {', '.join(shared)} learns from all tenants together, who can observe each "
+            "other's texts; use scope=tenant"
+        )
 
 
 def _short_name(model: str) -> str:

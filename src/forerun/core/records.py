@@ -36,6 +36,7 @@ class Sequence:
     group: Hashable = None  # trajectories of one prompt share a group
     index: int = 0  # trajectory number within the group
     tenant: str = ""  # owner of the text; state learned from it never reaches another tenant
+    cache_tenant: str | None = None  # owner of its KV cells; None: `tenant`
     finish: str | None = None  # "stop", "length", "cancelled"; None while it runs
     end: int | None = None  # index at which a stop string cut the tokens
     end_ids: frozenset[int] = frozenset()  # tokens that end it
@@ -43,6 +44,11 @@ class Sequence:
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
     # state of parts, keyed by the part or (part, name); dropped with the sequence
     scratch: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def cells_owner(self) -> str:
+        """The tenant that may reuse its KV cells and rows."""
+        return self.tenant if self.cache_tenant is None else self.cache_tenant
 
     @property
     def generated(self) -> list[int]:

@@ -210,6 +210,7 @@ class Run:
             limit=min(sampling.max_new_tokens, context - len(tokens)),
             group=(self._number, i),
             tenant=self.tenant if sampling.seed is None else self._seeded_tenant,
+            cache_tenant=self.tenant,
         )
         self.engine.verifier.check(sampling)
         return seq
@@ -236,6 +237,7 @@ class Run:
                     first.group,
                     k,
                     first.tenant,
+                    first.cache_tenant,
                 )
 
     def _sample(self, seq: Sequence, text: str) -> Sample:

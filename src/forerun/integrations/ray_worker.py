@@ -22,6 +22,7 @@ from forerun.core.roles import Drafter, Shaper, Target, name_of
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, with_source
 from forerun.errors import ConfigError, ForerunError
+from forerun.models.remote_code import is_trusted
 from forerun.runner import gpu
 from forerun.state.array_file import Origin
 
@@ -58,6 +59,7 @@ class Setup:
     tenant: str = ""
     shapers: Callable[[Model], Many[Shaper]] = no_shapers
     target: str | None = None  # built around the model
+    trusts_code: bool = field(default_factory=is_trusted)  # --trust-remote-code
     graphs: bool = field(default_factory=gpu.uses_graphs)  # CUDA graphs, as in the main process
 
 
@@ -80,6 +82,7 @@ class Worker:
         if self.threads:
             torch.set_num_threads(self.threads)
         how: dict[str, Any] = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
+        how["trust_remote_code"] = s.trusts_code
         self.model = forerun.load(s.model, max_seqs=s.batch, target=s.target, **how)
         self.main = self.model.drafter(s.drafter)
         self.drafter: str | Drafter = s.drafter  # a name: every piece starts with a new drafter

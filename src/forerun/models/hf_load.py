@@ -22,6 +22,7 @@ from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
 from forerun.models.gguf_names import hf_tensors
 from forerun.models.hf import HFTarget
+from forerun.models.remote_code import check_code, is_trusted
 from forerun.models.weight_map import IGNORED, listed, missing_message
 
 log = logging.getLogger("forerun")
@@ -48,6 +49,7 @@ def load_hf(
     except ModelError:
         raise
     except Exception as cause:  # missing files, unknown types, missing packages
+        check_code(folder, cause)
         first = str(cause).strip().partition("\n")[0]
         raise ModelError(
             f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
@@ -59,7 +61,7 @@ def load_gguf(folder: Path, path: Path, dtype: torch.dtype | None) -> Any:
     """The transformers model of a GGUF file, described by the config in `folder`."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=is_trusted())
     kind = getattr(transformers, config.architectures[0])
     dtype = dtype or config.dtype
     state = dict(hf_tensors(GgufFile(path), dtype))
@@ -73,6 +75,7 @@ def load_whole(kind: Any, folder: Path | str | None, **options: Any) -> Any:
             folder,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_whole` raises for them
+            trust_remote_code=is_trusted(),
             **options,
         )
     check_whole(folder, model, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,7 @@ def load_target(
         from forerun.models.hf_load import load_hf
 
         log.info("%s runs on transformers: %s", path_or_model, reason)
+        warn_of_bin(folder)
         options = {"max_seqs": max_seqs, "context": context}
         check_files(folder, DTYPES.get(dtype), where)
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
@@ -113,6 +115,22 @@ def check_files(folder: Path, dtype: torch.dtype | None, device: torch.device) -
     found = dtype or stored
     size = size * found.itemsize // stored.itemsize
     check_weights(size, device, f"at {found.itemsize} bytes each")
+
+
+def warn_of_bin(folder: Path) -> None:
+    """Warns of a checkpoint with .bin files only, and says how to convert it."""
+    if any(folder.glob("*.safetensors")) or not any(folder.glob("pytorch_model*.bin")):
+        return
+    code = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"[K.from_pretrained({str(folder)!r}).save_pretrained('converted') for K in (M, T)]"
+    )
+    log.warning(
+        "%s has .bin weights, which go through transformers instead of forerun's decoder; to "
+        "convert them to safetensors: python -c %s",
+        folder,
+        shlex.quote(code),
+    )
 
 
 def warn_of_context(runner: ModelRunner, tokens: int) -> None:

@@ -15,6 +15,7 @@ from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError, UnknownName, did_you_mean, in_a_line
 from forerun.models.config_check import ABSENT
 from forerun.models.downloads import downloads, find, pulled_folder
+from forerun.models.remote_code import check_code, is_trusted
 
 CONFIG = ("config.json",)  # files of a hub repository: of the config,
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # of the tokenizer,
@@ -199,7 +200,7 @@ def read_config(folder: Path) -> Any:
     lists = {name: fields[name] for name in PER_LAYER if isinstance(fields.get(name), list)}
     try:
         if not lists:
-            return AutoConfig.from_pretrained(folder)
+            return AutoConfig.from_pretrained(folder, trust_remote_code=is_trusted())
         if "num_attention_heads" in lists and fields.get("head_dim") is None:
             raise ValueError("num_attention_heads is a list, so head_dim must be given; add it")
         sizes = {
@@ -210,4 +211,5 @@ def read_config(folder: Path) -> Any:
         config.per_layer = lists  # read by `families.by_layer`
         return config
     except Exception as cause:  # unknown type, invalid fields
+        check_code(folder, cause)
         raise ModelError(f"{check_folder(folder)} cannot be used: {in_a_line(cause)}") from cause

@@ -17,6 +17,7 @@ from typing import Any
 from forerun.errors import ModelError, in_a_line
 from forerun.models.chat_template import TemplateError, rendered
 from forerun.models.end_ids import as_ids, declared_eos, usable_end_ids, within
+from forerun.models.remote_code import check_code, is_trusted
 from forerun.models.text_stream import TextStream, TokenPieces
 from forerun.models.token_bytes import ByteRule
 from forerun.utils.files import SHOWN, check_text
@@ -66,8 +67,9 @@ class Tokenizer:
                 "the original model"
             )
         try:
-            inner = _class_for(folder).from_pretrained(folder)
+            inner = _class_for(folder).from_pretrained(folder, trust_remote_code=is_trusted())
         except Exception as cause:  # bad JSON, missing files or packages
+            check_code(folder, cause)
             if (folder / "config.json").exists():
                 read_config(folder)  # raises if the config is at fault
             raise ModelError(

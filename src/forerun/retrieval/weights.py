@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.utils.jit import compiled
-
 from forerun.utils.numbers import finite, whole
 
 LOGP_MARGIN = 1e-10  # keeps log P below 0, so that log(1 - P) is finite

@@ -191,15 +191,16 @@ class Runner(Target):
     def _leads(self, seqs: Many[Sequence], trees: Many[Tree]) -> list[int]:
         """For each sequence the index of the one that computes its rows, mostly its own.
 
-        A sequence without a slot uses the rows of the first one with the same text, if its tree is
-        empty or the same; the root's row comes first.
+        A sequence without a slot uses the rows of the first one of its tenant with the same text,
+        if its tree is empty or the same; the root's row comes first.
         """
         leads = list(range(len(seqs)))
         if len(seqs) == 1 or all(map(self.cache.holds, seqs)):
             return leads
-        texts: dict[tuple[int, int], list[int]] = {}  # by length and last token
+        texts: dict[tuple[str, int, int], list[int]] = {}  # by tenant, length and last token
         for i, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-            alike = texts.setdefault((len(seq.tokens), seq.tokens[-1]), [])
+            key = seq.cells_owner, len(seq.tokens), seq.tokens[-1]
+            alike = texts.setdefault(key, [])
             if not self.cache.holds(seq):
                 for lead in alike:
                     is_tree = not len(tree) or tree.has_same_nodes(trees[lead])

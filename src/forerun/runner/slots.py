@@ -3,7 +3,7 @@
 A slot has committed cells (cell i is position i unless it has explicit positions) and after them
 scratch cells, the tree nodes of the last pass. `sync` compares both with a sequence's tokens, keeps
 what agrees and moves accepted nodes into place, so nothing is rolled back. A free slot keeps its
-tokens until it is reused; a new sequence reuses the longest prefix in any slot.
+tokens until it is reused; a new sequence reuses the longest prefix in any slot of its tenant.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Slot:
     dropped: np.ndarray | None = None  # bool [layers, kv_heads, n]: of its first cells, hidden ones
     partial: PartialPass | None = None  # after the committed cells, in place of scratch
     owner: ref[Sequence] | None = None
+    tenant: str = ""  # `Sequence.cells_owner` of the cells
     synced: list[int] | None = None  # the list that `tokens` last agreed with
     used: int = 0  # time of the last pass
 
@@ -257,7 +258,7 @@ class Slots(ABC):
             self.copy(slot, best, shared)
             slot.tokens = best.tokens[:shared]
         slot.truncate(shared)
-        slot.owner = ref(seq)
+        slot.owner, slot.tenant = ref(seq), seq.cells_owner
         self._of[seq] = slot
         self._guests.discard(seq)
         self.reused.setdefault(seq, shared)
@@ -265,8 +266,10 @@ class Slots(ABC):
 
     @staticmethod
     def _shared(slot: Slot, seq: Sequence) -> int:
-        """Cells of a slot that a new sequence may reuse."""
-        return 0 if slot.is_altered else common_prefix(slot.tokens, seq.tokens)
+        """Cells of a slot that a new sequence may reuse: those of the same tenant only."""
+        if slot.is_altered or slot.tenant != seq.cells_owner:
+            return 0
+        return common_prefix(slot.tokens, seq.tokens)
 
     def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
         """A slot for a new sequence of `wanted` tokens; `best` has the first `shared` of them.

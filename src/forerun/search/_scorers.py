@@ -202,12 +202,13 @@ def _load(name: str | Path) -> tuple[Any, Any]:
 
     from forerun.models.hf_load import load_whole
     from forerun.models.paths import model_folder
+    from forerun.models.remote_code import is_trusted
 
     folder = model_folder(name)
     try:
         return (
             load_whole(AutoModelForSequenceClassification, folder),
-            AutoTokenizer.from_pretrained(folder),
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=is_trusted()),
         )
     except Exception as cause:  # files, types and heads may be wrong in many ways
         first = str(cause).strip().partition("\n")[0]

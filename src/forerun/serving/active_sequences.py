@@ -94,6 +94,7 @@ def sequences(group: Group, context: int) -> list[Choice]:
             group=(job.number, i),
             index=k,
             tenant=job.memory_tenant(i),
+            cache_tenant=job.cache_tenant,
         )
         found.append(Choice(job, i * n + k, seq))
     return found

@@ -13,8 +13,10 @@ from fastapi import FastAPI, Request, Response
 from forerun import __version__
 from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
-from forerun.serving.limits import Limits
+from forerun.serving.jobs import Job
+from forerun.serving.limits import Limits, forget_body
 from forerun.serving.metrics import CONTENT_TYPE
+from forerun.serving.origins import Origins, check_json
 from forerun.serving.replies import ChatReply, CompletionReply
 from forerun.serving.request_parser import parse
 from forerun.serving.schemas import ChatRequest, CompletionRequest
@@ -28,7 +30,8 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.worker.start(asyncio.get_running_loop())
         yield
-        service.worker.abort()
+        service.abort()
+        service.lanes.close()
         await asyncio.to_thread(service.worker.join, 5.0)  # lets the current step finish
 
     app = FastAPI(
@@ -45,6 +48,13 @@ def create_app(service: Service) -> FastAPI:
         seconds=service.settings.body_timeout,
         on_error=service.metrics.failed,
     )
+    app.add_middleware(  # the outermost
+        Origins,
+        is_open=not len(service.keys),
+        hosts=service.settings.allowed_hosts,
+        origins=service.settings.allowed_origins,
+        on_error=service.metrics.failed,
+    )
     errors.install(app, service.metrics.failed)
     _add_completions(app, service)
     _add_models(app, service)
@@ -56,9 +66,18 @@ def create_app(service: Service) -> FastAPI:
 def _add_completions(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, schema: Any, reply: Any) -> Response:
         tenant = service.tenant(request)
-        body = parse(schema, await request.body())
-        prepare = service.intake.chat if schema is ChatRequest else service.intake.completion
-        job = await asyncio.to_thread(prepare, body, tenant)  # tokenises, slow for long texts
+        service.worker.check_open()
+        check_json(request)
+        content = await request.body()
+        is_chat = schema is ChatRequest
+        prepare = service.intake.chat if is_chat else service.intake.completion
+
+        def read() -> tuple[Any, Job]:
+            body = parse(schema, content)
+            return body, prepare(body, tenant)
+
+        body, job = await service.lanes.run(len(content), is_chat, read)
+        forget_body(request)
         name, fingerprint = service.settings.name, service.fingerprint
         made = reply(job, body, name, fingerprint, service.token_text)
         return await service.responder.answer(request, job, made)
@@ -114,8 +133,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return Json(found, 200 if state == "ok" else 503)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """Counters in Prometheus' form."""
+    async def metrics(request: Request) -> Response:
+        """Counters in Prometheus' form, over all tenants."""
+        service.check_operator(request)
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 

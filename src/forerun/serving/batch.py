@@ -19,7 +19,7 @@ from forerun.engine.stats import Recorder
 from forerun.errors import CapacityError, ConfigError
 from forerun.serving.active_sequences import Choice, Progress, sequences
 from forerun.serving.admission import Group
-from forerun.serving.errors import ApiError, of_fault
+from forerun.serving.errors import ApiError, engine_fault, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
 from forerun.serving.routing import MethodControllers, MethodDispatcher, constrain
@@ -92,7 +92,7 @@ class Batch:
         # a seeded request must draft in the same way whatever else runs
         has_room = job.is_seeded or self._has_room(job.method, seqs)
         method = job.method if has_room else "none"
-        self.controllers.assign(seqs, method, job.nodes, is_own)
+        self.controllers.assign(seqs, method, job.nodes, is_own, job.tenant)
         for choice in choices:
             seq = choice.seq
             self.dispatcher.assign(seq, method, progress.prediction())
@@ -157,9 +157,10 @@ class Batch:
         for seq in list(self._choices):
             with suppress(Exception):
                 self.engine.target.release(seq)
+        error = engine_fault(fault)  # without its text, which may name tokens of other tenants
         for job in dict.fromkeys([*self.jobs(), *joining]):
             if not job.is_over:
-                self.fail(job, of_fault(fault))
+                self.fail(job, error)
         self._build()
 
     def _build(self) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from forerun.serving.admission import Admission, Group
 from forerun.serving.batch import Batch, MakeEngine
-from forerun.serving.errors import ApiError
+from forerun.serving.errors import ApiError, shutting_down
 from forerun.serving.jobs import Event, Job
 from forerun.serving.metrics import Metrics
 
@@ -45,6 +45,11 @@ class EngineThread:
         self._loop = loop
         self._thread.start()
 
+    def check_open(self) -> None:
+        """Raises ApiError 503 if no request is accepted."""
+        if self._is_closing:
+            raise self._closed_error()
+
     def submit(self, job: Job) -> None:
         """Queues a request. Raises ApiError 429, or 503 while shutting down or after a crash."""
         with self._lock:
@@ -69,7 +74,7 @@ class EngineThread:
     def abort(self) -> None:
         """Ends all remaining requests with an error."""
         with self._lock:
-            self._is_closing, self._abort_error = True, _shutting_down()
+            self._is_closing, self._abort_error = True, shutting_down()
             self._lock.notify()
 
     def join(self, seconds: float) -> None:
@@ -168,7 +173,7 @@ class EngineThread:
 
     def _closed_error(self) -> ApiError:
         """The error for requests that are not accepted any more."""
-        return _crashed() if self._has_died else _shutting_down()
+        return _crashed() if self._has_died else shutting_down()
 
     def _has_work(self) -> bool:
         return bool(len(self._admission) or self._cancelled or not self._batch.is_idle)
@@ -192,11 +197,6 @@ class EngineThread:
 def _put(events: list[tuple[Job, Event]]) -> None:
     for job, event in events:
         job.mailbox.put_nowait(event)
-
-
-def _shutting_down() -> ApiError:
-    text = "the server is shutting down; use another server, or try again later"
-    return ApiError(503, text, code="shutting_down", retry_after=10)
 
 
 def _crashed() -> ApiError:

@@ -19,6 +19,7 @@ from forerun.errors import CapacityError, ConfigError, ForerunError, LawError, d
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "invalid_request_error",
@@ -86,6 +87,12 @@ def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiErr
     return ApiError(fields.pop("status", 400), f"unknown {kind} {shown!r}; {hint}", **fields)
 
 
+def shutting_down() -> ApiError:
+    """The error for requests that a stopping server does not finish."""
+    text = "the server is shutting down; use another server, or try again later"
+    return ApiError(503, text, code="shutting_down", retry_after=10)
+
+
 def of_fault(fault: Exception) -> ApiError:
     """The error for the requests of a failed step."""
     if isinstance(fault, ApiError):
@@ -102,6 +109,11 @@ def of_fault(fault: Exception) -> ApiError:
         )
     if isinstance(fault, ConfigError):
         return bad(str(fault))
+    return engine_fault(fault)
+
+
+def engine_fault(fault: Exception) -> ApiError:
+    """The error for requests that ended by a fault of the engine; it has no details."""
     return ApiError(
         503,
         f"internal error of the engine ({type(fault).__name__}) on this request; send it again",

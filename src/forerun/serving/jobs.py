@@ -61,6 +61,7 @@ class Job:
     seed: int
     method: str
     tenant: str
+    cache_tenant: str | None = None  # owner of its KV cells; None: `tenant`
     is_seeded: bool = False  # the client gave the seed, so the output must be reproducible
     nodes: int | None = None  # maximum draft tree of the request
     constraints: tuple[str, ...] = ()  # names of the constraints of the request
@@ -71,6 +72,10 @@ class Job:
     number: int = field(default_factory=lambda: next(_numbers))
     is_over: bool = False  # finished or dropped: none of its sequences may join
     mailbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        if self.cache_tenant is None:
+            self.cache_tenant = self.tenant
 
     def memory_tenant(self, prompt: int) -> str:
         """The tenant under which drafters learn; separate for each prompt of a seeded request."""

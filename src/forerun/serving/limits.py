@@ -7,11 +7,59 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serving.errors import ApiError
 
+MAX_HELD = 8  # times max_body: bytes of large bodies that are read and tokenised at once
+SMALL_BODY = 1 << 16  # bytes of a body that is not counted
+SHARE = "forerun.share"  # of the scope
 MAX_DROPPED = 4  # times max_body: how much of a too large body is read and dropped
+
+
+class HeldBytes:
+    """The bytes of all large bodies in memory, at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.total = limit, 0
+
+    def share(self) -> Share:
+        """The share of one request."""
+        return Share(self)
+
+
+class Share:
+    """The bytes that one request holds."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held, self._size = held, 0
+
+    def resize(self, size: int) -> None:
+        """Sets the number of bytes. Raises ApiError 503 beyond the limit."""
+        size = size if size > SMALL_BODY else 0
+        if self._held.total - self._size + size > self._held.limit:
+            raise ApiError(
+                503,
+                f"the large requests that are being read have {self._held.limit} bytes already; "
+                "try again, or send smaller ones",
+                code="overloaded",
+                retry_after=1,
+            )
+        self._held.total += size - self._size
+        self._size = size
+
+    def release(self) -> None:
+        """Ends the share; safe to repeat."""
+        self._held.total -= self._size
+        self._size = 0
+
+
+def forget_body(request: Request) -> None:
+    """Drops the body of a request, which is tokenised."""
+    request._body = b""
+    if isinstance(share := request.scope.get(SHARE), Share):
+        share.release()
 
 
 class Limits:
@@ -27,14 +75,22 @@ class Limits:
     ) -> None:
         self.app, self.max_body, self.seconds = app, max_body, seconds
         self._on_error = on_error
+        self._held = HeldBytes(MAX_HELD * max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        share = self._held.share()
+        try:
+            await self._answer({**scope, SHARE: share}, receive, send, share)
+        finally:
+            share.release()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
         try:
             async with asyncio.timeout(self.seconds):
-                body = await self._body(scope, receive)
+                body = await self._body(scope, receive, share)
         except TimeoutError:
             error = ApiError(408, f"the request did not arrive within {self.seconds:g} s")
             await self._refuse(error, scope, receive, send)
@@ -47,8 +103,10 @@ class Limits:
         if body is not None:
             await self.app(scope, _replay(body, receive), send)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None if the client disconnected. Raises ApiError 413."""
+    async def _body(self, scope: Scope, receive: Receive, share: Share) -> bytes | None:
+        """The body; None if the client disconnected. Raises ApiError 413, or 503 if there are too
+        many large bodies.
+        """
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 self._check(int(value))
@@ -59,6 +117,7 @@ class Limits:
                 return None
             body += message.get("body", b"")
             self._check(len(body))
+            share.resize(len(body))
             if not message.get("more_body", False):
                 return bytes(body)
 

@@ -22,9 +22,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forerun.serving.errors import ApiError, Json, bad
+from forerun.serving.errors import ApiError, Json, bad, shutting_down
 from forerun.serving.limits import Limits
 from forerun.serving.metrics import CONTENT_TYPE
+from forerun.serving.origins import Origins
 from forerun.serving.settings import Settings
 from forerun.serving.streams import sse
 from forerun.serving.upstream import CONNECTION_ERRORS, Headers, Reply, Upstream, exchange, fetch
@@ -33,6 +34,7 @@ log = logging.getLogger("forerun.serving")
 MAX_EXTRA_REQUESTS = 4  # of a server over the least busy one before it loses a conversation
 KEY_CHARS = 512  # characters of a prompt or first messages that identify a conversation
 MAX_FAILURES = 2  # servers that one request may be lost or fail on
+CHECKED_HEADERS = (b"origin", b"sec-fetch-site")  # by the proxy; servers have another address
 RETRY_STATUSES = (429, 503)  # full or failed: another server may answer
 
 
@@ -48,9 +50,12 @@ class Backend(Protocol):
 
 
 class Proxy:
-    """The application; its lifespan starts and stops the backend. See `server.Drainable`."""
+    """The application; its lifespan starts and stops the backend. See `server.Drainable`.
 
-    def __init__(self, backend: Backend, settings: Settings) -> None:
+    is_open: the server has no keys.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings, is_open: bool = True) -> None:
         self.backend, self._is_closing = backend, False
         self._timeout = settings.request_timeout + 10  # after the server's own timeout
         self._registry = CollectorRegistry(auto_describe=False)
@@ -62,7 +67,9 @@ class Proxy:
         text = "Requests answered with an error, by status"  # by the proxy itself
         self._errors = Counter("forerun:request_errors", text, ["status"], **made)
         limits = settings.max_body, settings.body_timeout
-        self._limited = Limits(self._answer, *limits, self._failed)
+        limited = Limits(self._answer, *limits, self._failed)
+        sites = settings.allowed_hosts, settings.allowed_origins
+        self._guarded = Origins(limited, is_open, *sites, self._failed)
 
     def close(self) -> None:
         """Accepts no more requests; accepted ones continue."""
@@ -80,7 +87,7 @@ class Proxy:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
-            await self._limited(scope, receive, send)
+            await self._guarded(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -123,11 +130,11 @@ class Proxy:
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _page(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        await (await page())(scope, receive, send)
+        await (await page(scope))(scope, receive, send)
 
     async def _relay(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Sends a request to one server after another until one answers it."""
-        headers: Headers = list(scope["headers"])
+        headers: Headers = [pair for pair in scope["headers"] if pair[0] not in CHECKED_HEADERS]
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
@@ -162,7 +169,7 @@ class Proxy:
                 break
         answer = full or last
         if answer is None:
-            error = _shutting_down() if self._is_closing else _no_engine(is_lost)
+            error = shutting_down() if self._is_closing else _no_engine(is_lost)
             self._failed(error.status)
             answer = error.response()
         await answer(scope, receive, send)
@@ -199,7 +206,7 @@ class Proxy:
         near = [one for one in free if one.in_flight <= most]
         return max(near, key=lambda one: hashlib.sha256(b"%d " % one.number + key).digest())
 
-    async def _health(self) -> Response:
+    async def _health(self, _: Scope) -> Response:
         """200 if any server accepts requests; with the counts of all and the state of each."""
         pages = await self._pages("/health")
         found = {
@@ -213,20 +220,28 @@ class Proxy:
         engines = {str(number): one["status"] for number, one in found.items()}
         return Json({"status": state, **sums, "engines": engines}, 200 if is_up else 503)
 
-    async def _metrics(self) -> Response:
-        """The merged pages of all servers; their series differ in the label `engine`."""
-        pages = await self._pages("/metrics")
+    async def _metrics(self, scope: Scope) -> Response:
+        """The merged pages of all servers; their series differ in the label `engine`.
+
+        The servers check the key.
+        """
+        pages = await self._pages("/metrics", scope["headers"])
+        for status, page in pages.values():
+            if status in (401, 403):
+                self._failed(status)
+                return Response(page, status, media_type="application/json")
         texts = [page.decode() for _, (status, page) in sorted(pages.items()) if status == 200]
         own = generate_latest(self._registry).decode()
         return Response(merged([own, *texts]), media_type=CONTENT_TYPE)
 
-    async def _pages(self, path: str) -> dict[int, tuple[int, bytes]]:
+    async def _pages(self, path: str, headers: Headers = []) -> dict[int, tuple[int, bytes]]:  # noqa: B006
         """A page from every server that answers: status and body by number."""
+        kept = [(name, value) for name, value in headers if name == b"authorization"]
         found: dict[int, tuple[int, bytes]] = {}
 
         async def one(upstream: Upstream) -> None:
             with suppress(*CONNECTION_ERRORS):
-                found[upstream.number] = await fetch(upstream, path)
+                found[upstream.number] = await fetch(upstream, path, headers=kept)
 
         await asyncio.gather(*map(one, self._alive()))
         return found
@@ -282,11 +297,6 @@ def _no_engine(is_lost: bool) -> ApiError:
 def _timeout_error(seconds: float) -> ApiError:
     text = f"the request was not finished within {seconds:.0f} s; ask for fewer tokens"
     return ApiError(504, text, code="request_timeout")
-
-
-def _shutting_down() -> ApiError:
-    text = "the server is shutting down; use another server, or try again later"
-    return ApiError(503, text, code="shutting_down", retry_after=10)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_batch import MAX_DEATHS, connect, ray_module, shares
+from forerun.models.remote_code import is_trusted
 from forerun.runner import gpu
 from forerun.serving.service import Service, freeze_garbage
 from forerun.serving.settings import Settings
@@ -44,6 +45,7 @@ class ReplicaSetup:
     context: int | None = None
     chat_template: str | None = None
     target: str | None = None  # built around the model
+    trusts_code: bool = field(default_factory=is_trusted)  # --trust-remote-code
     graphs: bool = field(default_factory=gpu.uses_graphs)  # CUDA graphs, as in the main process
 
     def service(self) -> Service:
@@ -58,6 +60,7 @@ class ReplicaSetup:
             max_seqs=self.settings.max_seqs,
             context=self.context,
             target=self.target,
+            trust_remote_code=self.trusts_code,
         )
         if self.chat_template is not None:
             model.tokenizer.inner.chat_template = self.chat_template

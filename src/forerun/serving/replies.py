@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ class Reply(ABC):
     token_text: TokenText
     created: int = field(default_factory=lambda: int(time.time()))
     num_sent: int = 0  # tokens sent in chunks
+    number: str = field(default_factory=lambda: secrets.token_hex(12))  # shows no count of requests
 
     prefix = ""  # of response ids
     whole_object = ""
@@ -79,7 +81,7 @@ class Reply(ABC):
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"{self.prefix}-{self.fingerprint[-6:]}-{self.job.number}-{self.created}",
+            "id": f"{self.prefix}-{self.number}",
             "object": kind,
             "created": self.created,
             "model": self.model,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -28,8 +29,11 @@ from forerun.serving.schemas import (
 )
 from forerun.serving.settings import Settings
 from forerun.serving.templates import Template, empty
+from forerun.serving.tenants import SHARED_TENANT
+from forerun.serving.text_workers import SMALL_CHARS, TextWorkers
 from forerun.serving.validation_errors import of_validation
 
+MIN_CHARS_PER_TOKEN = 16  # of the longest token, in the limit on characters
 DEFAULT_TOKENS = 16  # of /v1/completions, as in OpenAI's API; a chat may fill the context
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 PLAIN = (
@@ -74,18 +78,22 @@ class Intake:
         settings: Settings,
         can_predict: bool = True,
         constraints: Constraints | None = None,
+        texts: TextWorkers | None = None,
     ) -> None:
         self.model, self.methods, self.settings = model, methods, settings
         self.constraints = constraints or Constraints(model, {})
         self.can_predict = can_predict  # whether the verifier accepts copied drafts
-        self.template = Template(model.tokenizer, settings.name)
+        self._texts = texts
+        self.max_chars = max_chars(model)
+        self.template = Template(model.tokenizer, settings.name, self._render)
 
     def completion(self, request: CompletionRequest, tenant: str) -> Job:
         """The job of /v1/completions. Raises ApiError."""
         self._check_model(request.model)
         given = prompt_list(request.prompt)
         self._check_samples(request.n or 1, len(given))  # before tokenising
-        prompts = [self._tokens(prompt) for prompt in given]
+        with self._deadline():
+            prompts = [self._tokens(prompt) for prompt in given]
         return self._job(request, prompts, request.max_tokens, request.logprobs, tenant, "prompt")
 
     def chat(self, request: ChatRequest, tenant: str) -> Job:
@@ -97,7 +105,8 @@ class Intake:
         most = request.max_completion_tokens
         most = request.max_tokens if most is None else most
         self._check_samples(request.n or 1, 1)
-        prompts = [self._chat_tokens(request.messages)]
+        with self._deadline():
+            prompts = [self._chat_tokens(request.messages)]
         return self._job(request, prompts, most, logprobs, tenant, "messages")
 
     def _job(
@@ -127,6 +136,7 @@ class Intake:
             seed,
             method,
             tenant,
+            cache_tenant=SHARED_TENANT if self.settings.share_prefixes else tenant,
             is_seeded=request.seed is not None,
             nodes=nodes,
             constraints=self.constraints.choose(spec.constraint),
@@ -197,8 +207,8 @@ class Intake:
             raise bad("the verifier of this server cannot judge predictions", "prediction")
         text = plain_text(request.prediction.content, "prediction.content")
         context, most = self.model.target.context, self.model.token_bounds.max_bytes
-        text = text[: context * most] if most else text
-        return self.model.tokenizer.encode(text, special=False)[:context]
+        text = text[: min(context * most, self.max_chars) if most else self.max_chars]
+        return self._ids(text, special=False)[:context]
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.settings.name:
@@ -256,6 +266,8 @@ class Intake:
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         vocab = self.model.target.vocab_size
+        if isinstance(prompt, list) and len(prompt) > self.max_chars:
+            raise self._too_long(f"the prompt has {len(prompt)} tokens", "prompt")
         tokens = self._encode(prompt, "prompt") if isinstance(prompt, str) else prompt
         if not tokens or prompt == "":
             raise bad("the prompt is empty; give it at least one token", "prompt")
@@ -270,6 +282,7 @@ class Intake:
 
     def _chat_tokens(self, messages: list[Message]) -> list[int]:
         found = [plain_message(i, message) for i, message in enumerate(messages)]
+        self._check_chars(sum(len(message["content"]) for message in found), "messages")
         tokens = self._encode(self.template.text(found), "messages", special=False)
         if not tokens:
             raise empty(found)
@@ -279,4 +292,40 @@ class Intake:
         """Ids of a text. Raises ApiError before tokenising a text that is far too long."""
         if (least := self.model.token_bounds.min_tokens(text)) >= self.model.target.context:
             raise self._too_long(f"the prompt has {least} tokens or more", source)
-        return self.model.tokenizer.encode(text, special=special)
+        self._check_chars(len(text), source)
+        return self._ids(text, special)
+
+    def _check_chars(self, count: int, source: str) -> None:
+        """Raises ApiError 400 for a text with more characters than a context of long tokens."""
+        if count > self.max_chars:
+            raise self._too_long(
+                f"the prompt has {count} characters, of which at most {self.max_chars} are read",
+                source,
+            )
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        """Ids of a text; a long one is tokenised in a worker process."""
+        if self._texts is None or len(text) <= SMALL_CHARS:
+            return self.model.tokenizer.encode(text, special=special)
+        return self._texts.call("encode", text, special)
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        """The text of messages in the chat template, rendered in a worker process."""
+        if self._texts is None:
+            return self.model.tokenizer.chat_text(messages)
+        template = getattr(self.model.tokenizer.inner, "chat_template", None)
+        return self._texts.call("chat_text", template, messages)
+
+    def _deadline(self) -> AbstractContextManager[None]:
+        """A block with one time limit for all texts."""
+        return nullcontext() if self._texts is None else self._texts.deadline()
+
+
+def max_chars(model: Model) -> int:
+    """Characters of a text that is tokenised at all: a context of the longest tokens.
+
+    Tokenizers may map any number of characters to one token (spaces, unknown characters), so this
+    refuses some texts that would fit.
+    """
+    longest = max(map(len, model.tokenizer.vocabulary()), default=0)
+    return model.target.context * max(longest, MIN_CHARS_PER_TOKEN)

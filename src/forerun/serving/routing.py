@@ -6,7 +6,7 @@ batch. An engine per method would need one forward pass per method.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
@@ -16,13 +16,15 @@ import numpy as np
 from forerun import registry
 from forerun.core.dice import Dice
 from forerun.core.mixins import Shared
-from forerun.core.records import Plan, Sequence, Step
+from forerun.core.records import Plan, Sequence, Step, Verdict
 from forerun.core.roles import Controller, Drafter, Shaper, Target
 from forerun.core.tree import EMPTY, Tree
 from forerun.drafters.fuse import merge
 from forerun.engine.safe_drafter import SafeDrafter
 from forerun.growers import _merge as overlay
 from forerun.serving.prediction import Prediction
+
+PLAIN = Plan(0, learns=False)
 
 
 class MethodDispatcher(Shared):
@@ -157,38 +159,40 @@ def constrain(shapers: Many[Shaper], seq: Sequence, names: Many[str]) -> None:
 
 
 class MethodControllers(Controller):
-    """A controller for each method and tree size, as acceptance rates and costs differ.
+    """A controller for each tenant, method and tree size: acceptance rates and costs differ.
 
     A sequence with its own controller is planned from its own steps only, so that its drafts do not
-    depend on other requests. All other sequences of a method share one controller, which observes
-    the whole batch.
+    depend on other requests. All other sequences of a tenant and method share one controller, which
+    observes the whole batch; it sees those of other tenants as sequences without drafts.
     """
 
     def __init__(self, spec: str, dispatcher: MethodDispatcher) -> None:
         self._spec, self._dispatcher = spec, dispatcher
-        self._shared: dict[tuple[str, int | None], Controller] = {}
+        self._shared: dict[tuple[str, str, int | None], Controller] = {}
         self._target: Target | None = None
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._target = target
         for method in self._dispatcher.by_name:
-            self._of_method(method, None)
+            self._make(method, None)
 
-    def assign(self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool) -> None:
-        """Sets the controller of these sequences; call it before they join.
+    def assign(
+        self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool, tenant: str = ""
+    ) -> None:
+        """Sets the controller of these sequences of a tenant; call it before they join.
 
         nodes: maximum tree size. is_own: gives them their own controller.
         """
         controller = None
         if nodes != 0 and self._dispatcher.by_name[method].labels:  # else it never drafts
-            make = self._make if is_own else self._of_method
-            controller = make(method, nodes)
+            args = method, nodes
+            controller = self._make(*args) if is_own else self._of_tenant(tenant, *args)
         for seq in seqs:
             seq.scratch[self] = controller
 
     def plan(self, seq: Sequence) -> Plan:
         controller = seq.scratch[self]
-        return Plan(0, learns=False) if controller is None else controller.plan(seq)
+        return PLAIN if controller is None else controller.plan(seq)
 
     def observe(self, step: Step) -> None:
         rows: dict[Controller, list[int]] = {}
@@ -196,18 +200,21 @@ class MethodControllers(Controller):
             controller = seq.scratch[self]
             if controller is not None:
                 rows.setdefault(controller, []).append(i)
-        shared = set(self._shared.values())
+        tenants = {controller: tenant for (tenant, *_), controller in self._shared.items()}
         for controller, own in rows.items():
-            is_all = controller in shared or len(own) == len(step.seqs) and not step.leads
-            controller.observe(step if is_all else step.select(own))
+            if controller in tenants:
+                controller.observe(_seen_by(tenants[controller], step))
+            else:
+                is_all = len(own) == len(step.seqs) and not step.leads
+                controller.observe(step if is_all else step.select(own))
 
     def finish(self, seq: Sequence) -> None:
         controller = seq.scratch[self]
         if controller is not None:
             controller.finish(seq)
 
-    def _of_method(self, method: str, nodes: int | None) -> Controller:
-        key = method, nodes
+    def _of_tenant(self, tenant: str, method: str, nodes: int | None) -> Controller:
+        key = tenant, method, nodes
         if key not in self._shared:
             self._shared[key] = self._make(method, nodes)
         return self._shared[key]
@@ -218,3 +225,27 @@ class MethodControllers(Controller):
         assert self._target is not None, "bind comes first"
         controller.bind(self._target, self._dispatcher.by_name[method])
         return controller
+
+
+def _seen_by(tenant: str, step: Step) -> Step:
+    """The step, in which the sequences of other tenants drafted nothing."""
+    others = {i for i, seq in enumerate(step.seqs) if _owner(seq) != tenant}
+    if not others:
+        return step
+
+    def masked(parts: list[Any], plain: Callable[[Any], Any]) -> list[Any]:
+        return [plain(part) if i in others else part for i, part in enumerate(parts)]
+
+    return replace(
+        step,
+        plans=masked(step.plans, lambda _: PLAIN),
+        trees=masked(step.trees, lambda _: EMPTY),
+        verdicts=masked(step.verdicts, lambda verdict: Verdict([], verdict.token)),
+        emitted=masked(step.emitted, lambda tokens: tokens[:1]),
+        starts=[step.start(i) for i in range(len(step.seqs))],
+    )
+
+
+def _owner(seq: Sequence) -> str:
+    """The tenant of a sequence; that of a seeded request has its number appended."""
+    return seq.tenant.partition("\0")[0]

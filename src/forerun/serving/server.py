@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Protocol
 
@@ -17,10 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.errors import ConfigError
 from forerun.serving.app import create_app
+from forerun.serving.connections import HEAD_SECONDS, timed_protocol
+from forerun.serving.errors import shutting_down
 from forerun.serving.service import Service
+from forerun.serving.streams import sse
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, which must not meet a close
 GRACE_SECONDS = 5  # for the last bytes after `drain`
+ANSWER_SECONDS = 1.0  # for a request to end by itself after `drain`
+MAX_STOP_SECONDS = 5.0  # for the process to end after the last request
+AT_ONCE_SECONDS = 1.5  # for the process to end after a second signal
 
 
 class Drainable(Protocol):
@@ -38,8 +46,10 @@ class DrainingServer(uvicorn.Server):
 
     sockets: from `bind_sockets`. drain: seconds for running requests to finish; new requests then
     get 503. on_start: called with the URL when it listens. on_drain: called with the number of
-    running requests.
+    running requests. head_seconds: for the headers of a request to arrive.
     """
+
+    owns_process = False  # whether a signal may end the process when requests do not end
 
     def __init__(
         self,
@@ -49,10 +59,15 @@ class DrainingServer(uvicorn.Server):
         sockets: list[socket.socket],
         on_start: Callable[[str], None] = lambda url: None,
         on_drain: Callable[[int], None] = lambda count: None,
+        head_seconds: float = HEAD_SECONDS,
     ) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end = asyncio.Event()  # set when the remaining requests are cut
+        self._owns_process = False  # whether signals come here, and may end the process
         super().__init__(
             uvicorn.Config(
-                _with_head_and_disconnects(app),
+                self._with_end(_with_head_and_disconnects(app)),
+                http=timed_protocol(head_seconds),
                 ws="none",
                 log_level="error",  # its warnings are about client errors
                 access_log=False,
@@ -73,6 +88,7 @@ class DrainingServer(uvicorn.Server):
         super().run(sockets or self._sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
         except OSError as error:  # another process bound to the address listens already
@@ -105,6 +121,37 @@ class DrainingServer(uvicorn.Server):
         timer.daemon = True
         timer.start()
 
+    def _with_end(self, app: ASGIApp) -> ASGIApp:
+        """Ends requests that are still unanswered shortly after the cut, with 503."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            sent: list[str] = []
+
+            async def record_and_send(message: Any) -> None:
+                await send(message)
+                sent.append(message["type"] if message.get("more_body") is not False else "end")
+
+            task = asyncio.ensure_future(app(scope, receive, record_and_send))
+            end = asyncio.ensure_future(self._end.wait())
+            try:
+                await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():  # the engine ends its requests first
+                    await asyncio.wait({task}, timeout=ANSWER_SECONDS)
+                if task.done():
+                    task.result()
+                    return
+                task.cancel()
+                await asyncio.wait({task}, timeout=ANSWER_SECONDS)
+                await _send_end(sent, scope, receive, send)
+            finally:
+                task.cancel()
+                end.cancel()
+
+        return answer
+
     @property
     def _num_left(self) -> int:
         """Requests from before the drain; later ones, as health checks, do not delay it."""
@@ -115,11 +162,18 @@ class DrainingServer(uvicorn.Server):
         self.num_cut = self.num_cut or self._num_left
         self._work.abort()
         self.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._end.set)
+        if self._owns_process:
+            exit_later(0, GRACE_SECONDS + MAX_STOP_SECONDS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._is_draining:
             self._cut()
             self.force_exit = True
+            if self._owns_process:
+                exit_later(130, AT_ONCE_SECONDS)
         else:
             self.drain()
 
@@ -133,11 +187,35 @@ class DrainingServer(uvicorn.Server):
         if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             kinds.append(signal.SIGHUP)  # the terminal was closed, without nohup
         before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
+        self._owns_process = self.owns_process
         try:
             yield
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
+
+
+async def _send_end(sent: list[str], scope: Scope, receive: Receive, send: Send) -> None:
+    """503 to a request without an answer; the last event to a stream."""
+    with suppress(Exception):  # the client may be gone
+        if not sent:
+            await shutting_down().response()(scope, receive, send)
+        elif sent[-1] != "end":
+            last = b"\n\n" + sse(shutting_down().body())
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def exit_later(status: int, seconds: float) -> None:
+    """Ends the process after some seconds, whatever still runs; nothing if it ends before."""
+
+    def end() -> None:
+        with suppress(Exception):
+            sys.stderr.flush()
+        os._exit(status)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 class Server(DrainingServer):
@@ -151,8 +229,9 @@ class Server(DrainingServer):
         on_drain: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.service = service
-        drain, callbacks = service.settings.drain, (on_start, on_drain)
-        super().__init__(create_app(service), service.worker, drain, sockets, *callbacks)
+        settings, callbacks = service.settings, (on_start, on_drain)
+        work = create_app(service), service, settings.drain, sockets
+        super().__init__(*work, *callbacks, settings.head_timeout)
 
 
 def bind_sockets(host: str, port: int) -> list[socket.socket]:

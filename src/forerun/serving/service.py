@@ -17,6 +17,7 @@ from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops
 from forerun.models.tokenizer import TextStream
 from forerun.serving.engine_thread import EngineThread
+from forerun.serving.lanes import Lanes
 from forerun.serving.methods import Constraints, Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
 from forerun.serving.request_parser import Intake
@@ -24,6 +25,7 @@ from forerun.serving.routing import MethodControllers, MethodDispatcher
 from forerun.serving.settings import Settings
 from forerun.serving.streams import Responder
 from forerun.serving.tenants import Keys
+from forerun.serving.text_workers import TextWorkers, Work
 from forerun.serving.token_text import TokenText
 
 PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs
@@ -48,11 +50,21 @@ class Service:
             verifier = make_verifier(settings.verifier, allowed, tokenizer=model.tokenizer)
         self.verifier = check_lossless(verifier, settings.verifier, allowed)
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
+        tokenizer = model.tokenizer
+
+        def chat_text(template: object, messages: list[dict[str, str]]) -> str:
+            tokenizer.inner.chat_template = template  # it may have changed since the fork
+            return tokenizer.chat_text(messages)
+
+        work: Work = {"encode": tokenizer.encode, "chat_text": chat_text}
+        self.texts = TextWorkers(work, settings.text_timeout)  # forks: before threads are started
+        self.lanes = Lanes()
         self.constraints = Constraints(model, settings.constraints)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
         can_predict = verifier.judges >= PREDICTION_LABELS
-        self.intake = Intake(model, self.methods, settings, can_predict, self.constraints)
+        parts = self.constraints, self.texts
+        self.intake = Intake(model, self.methods, settings, can_predict, *parts)
         self.responder = Responder(self.worker, settings.request_timeout, self.metrics)
         self.token_text = TokenText(model.tokenizer)
         self.fingerprint = self._fingerprint()
@@ -65,9 +77,22 @@ class Service:
         for part in (self.model.target, self.verifier):
             part.warm_up()
 
+    def close(self) -> None:
+        """Accepts no more requests; accepted ones continue."""
+        self.worker.close()
+
+    def abort(self) -> None:
+        """Ends all remaining requests with an error."""
+        self.worker.abort()
+        self.texts.abort()
+
     def tenant(self, request: Request) -> str:
         """The tenant of a request. Raises ApiError 401."""
         return self.keys.tenant(request.headers.get("authorization"))
+
+    def check_operator(self, request: Request) -> None:
+        """Raises ApiError 401 or 403 unless the request may see the counts of all tenants."""
+        self.keys.check_operator(request.headers.get("authorization"), self.settings.operators)
 
     def describe(self) -> dict[str, object]:
         """The drafting methods and limits for clients."""

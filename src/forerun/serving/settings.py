@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from forerun import registry
 from forerun.controllers.fixed import MAX_NODES
 from forerun.errors import ConfigError
+from forerun.serving.origins import check_hosts, check_origins
 
 METHOD = re.compile(r"[\w.]+")  # names of methods and constraints
 
@@ -25,12 +26,18 @@ class Settings:
     verifier: str = registry.DEFAULT_VERIFIER
     controller: str = registry.DEFAULT_CONTROLLER
     allow_lossy: bool = False
+    share_prefixes: bool = False  # whether all tenants reuse each other's KV cells
+    operators: tuple[str, ...] = ()  # tenants that may read /metrics of a server with keys
+    allowed_hosts: tuple[str, ...] = ()  # names of the server, for servers without keys
+    allowed_origins: tuple[str, ...] = ()  # other sites that browsers may use it from
     max_seqs: int = 32  # sequences that run at once
     max_waiting: int = 256  # waiting requests per tenant
     max_samples: int = 256  # sequences per request: prompts times n
     max_nodes: int = 64  # largest draft tree of a request
     max_body: int = 4 * 2**20  # bytes of a request
+    head_timeout: float = 10.0  # seconds to receive the headers of a request
     body_timeout: float = 30.0  # seconds to receive a request
+    text_timeout: float = 10.0  # seconds to render and tokenise the texts of a request
     request_timeout: float = 600.0  # seconds from arrival to the last token
     drain: float = 30.0  # seconds to finish requests after a shutdown signal
     engine: int = 0  # number of this engine behind the port
@@ -40,7 +47,7 @@ class Settings:
         for name in ("max_seqs", "max_waiting", "max_samples", "max_body"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("body_timeout", "request_timeout", "stall"):
+        for name in ("head_timeout", "body_timeout", "text_timeout", "request_timeout", "stall"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
         if not 0 <= self.max_nodes <= MAX_NODES:
@@ -55,6 +62,8 @@ class Settings:
             ) from None
         if not 0 <= self.drain < math.inf:
             raise ConfigError(f"drain must be a number of seconds from 0 on, got {self.drain}")
+        check_hosts(self.allowed_hosts)
+        check_origins(self.allowed_origins)
         _check_names("methods", "drafter", self.methods)
         _check_names("constraints", "constraint", self.constraints)
 

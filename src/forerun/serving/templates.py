@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from forerun.errors import ForerunError
@@ -17,10 +17,12 @@ Messages = list[dict[str, str]]
 
 
 class Template:
-    """The chat template of a tokenizer. name: of the model, for the log."""
+    """The chat template of a tokenizer. name: of the model, for the log. render: renders it."""
 
-    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
-        self._tokenizer, self._name = tokenizer, name
+    def __init__(
+        self, tokenizer: Tokenizer, name: str, render: Callable[[Messages], str] | None = None
+    ) -> None:
+        self._render, self._name = render or tokenizer.chat_text, name
         self._has_warned = False  # about dropped system messages
 
     def text(self, messages: Messages) -> str:
@@ -29,7 +31,9 @@ class Template:
         Dropped system messages, which many clients always send, are logged once.
         """
         try:
-            text = self._tokenizer.chat_text(messages)
+            text = self._render(messages)
+        except ApiError:
+            raise
         except ForerunError as error:
             raise bad(f"{error}, to /v1/completions", "messages") from None
         if self._drops(TOOL_ROLES, messages, text):
@@ -54,7 +58,7 @@ class Template:
             return False
         others = [message for message in messages if message["role"] not in roles]
         with suppress(Exception):  # of the template
-            return text == (self._tokenizer.chat_text(others) if others else "")
+            return text == (self._render(others) if others else "")
         return False
 
 

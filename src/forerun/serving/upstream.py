@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from collections.abc import Sequence as Many
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -85,11 +86,13 @@ async def exchange(
                 await writer.wait_closed()
 
 
-async def fetch(upstream: Upstream, path: str, seconds: float = 5.0) -> tuple[int, bytes]:
+async def fetch(
+    upstream: Upstream, path: str, seconds: float = 5.0, headers: Many[tuple[bytes, bytes]] = ()
+) -> tuple[int, bytes]:
     """Status and body of a GET. Raises one of CONNECTION_ERRORS, which include TimeoutError."""
     async with (
         asyncio.timeout(seconds),
-        exchange(upstream, "GET", path.encode(), [], b"") as reply,
+        exchange(upstream, "GET", path.encode(), list(headers), b"") as reply,
     ):
         return reply.status, await reply.body()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager, suppress
@@ -129,14 +130,25 @@ def check_place(path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder} to write {path.name} into; create it first")
-    if path.is_dir():
-        raise DataError(f"cannot write {path}: it is a folder; give the name of a file")
+    check_kind(path)
     temporary = _temporary(path)
     try:  # permissions do not show read-only file systems
         temporary.touch()
         temporary.unlink()
     except OSError as cause:
         raise DataError(f"cannot write {path}: {cause.strerror}; use another path") from None
+
+
+def check_kind(path: Path) -> None:
+    """Raises DataError for a folder, a pipe, a device or a socket; a missing file is fine."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # missing, or reported by the one who opens it
+        return
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
+        raise DataError(f"expected a file, but {path} is a {kind}; give the name of a file")
 
 
 def check_replaceable(path: Path, kind: str) -> None:
@@ -175,8 +187,7 @@ def _open(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, str], dict
 
     try:
         with reading(path):
-            if path.is_dir():
-                raise DataError(f"expected a file, but {path} is a folder; give the name of a file")
+            check_kind(path)
             with safe_open(path, framework="numpy") as file:
                 header = dict(file.metadata() or {})
                 names = list(file.keys()) if with_arrays and RECORD in header else []

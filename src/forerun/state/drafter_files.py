@@ -26,6 +26,7 @@ from forerun.engine.safe_drafter import observe_pending
 from forerun.errors import ConfigError
 from forerun.state import array_file
 from forerun.state.array_file import Origin
+from forerun.state.file_lock import FileLock, locked
 from forerun.utils.locks import FairLock
 from forerun.utils.signals import delayed_interrupt
 
@@ -116,9 +117,9 @@ def merge(
             f"MiB), the minimum of this memory of {kinds[0]}, got {max_bytes}; allow more, or "
             "delete the file"
         )
-    return Memory(
-        Path(out), snapshot, array_file.write(out, snapshot, replace(origin, tenant=owner))
-    )
+    with locked(Path(out)):
+        origin = array_file.write(out, snapshot, replace(origin, tenant=owner))
+    return Memory(Path(out), snapshot, origin)
 
 
 def draft(memory: Memory, tokens: list[int], nodes: int) -> Tree:
@@ -136,9 +137,10 @@ class MemoryFile:
 
     A `with` block loads the file if it exists and saves it at the end, also after an error or
     Ctrl-C. If loading fails, neither the file nor the drafter changes. Inside the block the drafter
-    observes every step, also those without drafts, and a second block for the same drafter and
-    tenant is an error. If saving fails, the drafter keeps what it learned for `save()`, until a
-    file is loaded. lock: guards the drafter; not held while files are read and written.
+    observes every step, also those without drafts. A second block for the same drafter and tenant
+    is an error, and so is a block of another process for the same file. If saving fails, the
+    drafter keeps what it learned for `save()`, until a file is loaded. lock: guards the drafter;
+    not held while files are read and written.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class MemoryFile:
     ) -> None:
         self.path, self.drafter, self.origin = Path(path), persistent(drafter), origin
         self._lock = lock or FairLock()
+        self._file_lock, self._has_file_lock = FileLock(self.path), False
         self.before: Memory | None = None
         self.after: Memory | None = None
 
@@ -173,9 +176,14 @@ class MemoryFile:
     def save(self) -> Memory:
         """Writes the drafter's memory atomically; on an error the old file stays.
 
-        Raises ConfigError if nothing was learned or the file belongs to another tenant, DataError
-        if the path holds anything but a memory, CapacityError if the file cannot be written.
+        Raises ConfigError if nothing was learned, the file belongs to another tenant or another
+        process uses it, DataError if the path holds anything but a memory, CapacityError if the
+        file cannot be written.
         """
+        with locked(self.path):
+            return self._save()
+
+    def _save(self) -> Memory:
         self._check_owner()
         tenant = self.origin.tenant
         with self._lock:
@@ -194,8 +202,10 @@ class MemoryFile:
         tenant = self.origin.tenant
         was_kept: bool | None = None  # None until this block is registered
         array_file.check_place(self.path)
-        self._check_owner()
+        self._file_lock.acquire()
+        self._has_file_lock = True
         try:
+            self._check_owner()
             with self._lock:
                 blocks = _open.setdefault(self.drafter, WeakValueDictionary())
                 if other := blocks.get(tenant):
@@ -215,6 +225,7 @@ class MemoryFile:
         except BaseException:
             if was_kept is not None:
                 self._close(was_kept)
+            self._unlock_file()
             raise
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -239,6 +250,12 @@ class MemoryFile:
             error.add_note(f"{self.path} was not saved: {failure}; {SAVE_AGAIN}")
         finally:
             self._close(was_kept=not is_saved)
+            self._unlock_file()
+
+    def _unlock_file(self) -> None:
+        if self._has_file_lock:
+            self._has_file_lock = False
+            self._file_lock.release()
 
     @property
     def _is_kept(self) -> bool:

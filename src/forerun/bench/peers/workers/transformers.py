@@ -153,7 +153,9 @@ class Worker:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         kind = getattr(torch, dtype)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=kind, trust_remote_code=False
+        )
         model = model.to(device).eval()
         model.generation_config = GenerationConfig()  # else generate() uses its defaults
         return model

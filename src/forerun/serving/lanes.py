@@ -1,0 +1,31 @@
+"""Bounded threads that turn requests into jobs: large texts and chats never delay small ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+LARGE_BODY = 1 << 16  # bytes
+LANES = {"small": 2, "chat": 2, "large": 1}  # number of threads
+
+
+class Lanes:
+    """Thread pools by kind of request; the rest waits in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._pools = {
+            name: ThreadPoolExecutor(count, f"forerun-{name}") for name, count in LANES.items()
+        }
+
+    async def run(self, size: int, is_chat: bool, work: Callable[[], T]) -> T:
+        """The result of `work` for a body of `size` bytes."""
+        name = "large" if size > LARGE_BODY else "chat" if is_chat else "small"
+        return await asyncio.get_running_loop().run_in_executor(self._pools[name], work)
+
+    def close(self) -> None:
+        """Drops work that has not begun."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)

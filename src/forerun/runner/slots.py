@@ -263,8 +263,7 @@ class Slots(ABC):
         self.reused.setdefault(seq, shared)
         return slot
 
-    @staticmethod
-    def _shared(slot: Slot, seq: Sequence) -> int:
+    def _shared(self, slot: Slot, seq: Sequence) -> int:
         """Cells of a slot that a new sequence may reuse."""
         return 0 if slot.is_altered else common_prefix(slot.tokens, seq.tokens)
 

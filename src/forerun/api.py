@@ -69,6 +69,7 @@ class Model:
         self._drafters: dict[str, Drafter] = {}
         self._constraints: dict[str, Shaper] = {}
         self._making = Lock()  # each drafter is made once
+        self._weights_version = getattr(target, "weights_version", 0)
         self._warned_verifiers: set[str] = set()
         self._has_warned_of_form = False
 
@@ -185,6 +186,7 @@ class Model:
         if any(s.logprobs is not None for s in given):
             listeners.append(record_logprobs)
         listeners += [on_step, recorder] if on_step else [recorder]
+        self._drop_stale_drafters()
         chosen = self.drafter(drafter)
         single = isinstance(constraint, str | Shaper)
         named = [constraint] if single else constraint  # type: ignore[list-item]
@@ -204,6 +206,22 @@ class Model:
         with self.target.lock:
             run.fit(warns=batch is not None)
         return run
+
+    def _drop_stale_drafters(self) -> None:
+        """After a weight update, drops what drafters learned from the old weights.
+
+        Drafters kept by `memory` stay, since their file was chosen by the user.
+        """
+        version = getattr(self.target, "weights_version", 0)
+        if version == self._weights_version:
+            return
+        with self._making:
+            self._weights_version = version
+            self._drafters = {
+                spec: drafter
+                for spec, drafter in self._drafters.items()
+                if getattr(drafter, "kept", frozenset())
+            }
 
     def _check_form(self, prompts: list[str | list[int]]) -> None:
         """Warns once if a prompt of an embedded model is not in the form of its training data."""

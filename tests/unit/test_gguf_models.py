@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_the_model(case: str, tmp_path: Path) -> None:
     model = tiny(case, **CASES[case])
-    runner = load_target(write_gguf(model, tmp_path / "model.gguf"))
+    runner = load_target(write_gguf(model, tmp_path / "model.gguf"), context=128)
     assert isinstance(runner, ModelRunner)
     seq = sequence(prompt(21))
     assert worst(model, seq, EMPTY, forward(runner, [seq], [EMPTY])[0]) < 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import logging
 import pickle
@@ -19,6 +20,7 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
+    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     MptConfig,
@@ -46,6 +48,8 @@ from forerun.integrations.hf import generate
 from forerun.models.hf import HFTarget
 
 VOCAB = 48
+IS_RENAMED = "cache" in inspect.signature(LlamaForCausalLM.forward).parameters  # from 5.24 on
+CACHE = "cache" if IS_RENAMED else "past_key_values"
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -284,7 +288,7 @@ def test_a_used_module_is_copied_saved_and_freed(fresh: Any) -> None:
     ("name", "value"),
     [
         ("position_ids", torch.arange(9)[None] + 3),
-        ("past_key_values", DynamicCache()),
+        (CACHE, DynamicCache()),
         ("output_attentions", True),
         ("prompt_lookup_num_tokens", 4),
         ("num_beams", 2),

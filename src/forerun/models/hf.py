@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -96,6 +96,7 @@ class HFTarget(Runner):
         self._rope: LengthRope | None = length_rope(model, text)
         self._has_warned = False
         self._counters, self._updates = counters(model), 0
+        self._last_tag: Hashable = None
         if way is None:
             self._choose_way(text)
         else:
@@ -136,7 +137,10 @@ class HFTarget(Runner):
         lengths = [len(seq.tokens) for seq in seqs if not self.cache.holds(seq)]
         if lengths:  # short prompts are not worth a fingerprint
             is_long = max(lengths) >= MIN_REUSE_TOKENS
-            self.cache.tag = fingerprint(self.model) if is_long else None
+            self.cache.tag = tag = fingerprint(self.model) if is_long else None
+            if is_long and tag != self._last_tag:
+                self._updates += self._last_tag is not None
+                self._last_tag = tag
 
     def max_depth(self, seq: Sequence) -> int:
         """Levels of a draft that can be computed in one pass: tables may depend on the length."""

@@ -27,7 +27,7 @@ def trained_length(text: Any) -> int:
     own = max_positions(text)
     if own is None:
         return UNLIMITED
-    return max([own, *(_stretched(own, params) for params in rope_params(text))])
+    return max([own, *(stretched(own, params) for params in rope_params(text))])
 
 
 def max_positions(text: Any) -> int | None:
@@ -48,7 +48,7 @@ def rope_type(params: dict[str, Any]) -> str:
     return str(params.get("rope_type") or params.get("type") or "default")
 
 
-def _stretched(own: int, params: dict[str, Any]) -> int:
+def stretched(own: int, params: dict[str, Any]) -> int:
     """`own` times the factor of scaled embeddings; yarn scales its original length."""
     kind, factor = rope_type(params), params.get("factor")
     if not isinstance(factor, int | float) or factor <= 1:

@@ -69,6 +69,7 @@ class Model:
         self._drafters: dict[str, Drafter] = {}
         self._constraints: dict[str, Shaper] = {}
         self._making = Lock()  # each drafter is made once
+        self._with_files: set[str] = set()  # drafters with a memory file
         self._weights_version = getattr(target, "weights_version", 0)
         self._warned_verifiers: set[str] = set()
         self._has_warned_of_form = False
@@ -210,7 +211,7 @@ class Model:
     def _drop_stale_drafters(self) -> None:
         """After a weight update, drops what drafters learned from the old weights.
 
-        Drafters kept by `memory` stay, since their file was chosen by the user.
+        Drafters of a memory file stay: the user chose what they know.
         """
         version = getattr(self.target, "weights_version", 0)
         if version == self._weights_version:
@@ -220,7 +221,7 @@ class Model:
             self._drafters = {
                 spec: drafter
                 for spec, drafter in self._drafters.items()
-                if getattr(drafter, "kept", frozenset())
+                if spec in self._with_files
             }
 
     def _check_form(self, prompts: list[str | list[int]]) -> None:
@@ -326,6 +327,8 @@ class Model:
         """
         from forerun.state.drafter_files import MemoryFile, origin_of
 
+        if isinstance(drafter, str):
+            self._with_files.add(drafter)
         return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.lock)
 
     def memory_report(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ import io
 import logging
 import pickle
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from forerun.api import Model
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
@@ -192,6 +194,36 @@ def test_unchanged_weights_keep_their_cells(fresh: Any) -> None:
     before = target.num_rows
     greedy_with(target, prompt)
     assert target.num_rows - before == 8
+
+
+def test_a_model_drops_what_drafters_learned_from_old_weights(fresh: Any, tmp_path: Path) -> None:
+    model = Model(HFTarget(fresh), WholeNumbers(), repr(fresh))  # type: ignore[arg-type]
+    prompt = [PROMPT[0].tolist()]
+    for kept in (False, True):
+        before = model.drafter("suffix")
+        assert model.drafter("suffix") is before
+        if kept:
+            model.memory(tmp_path / "kept", drafter="suffix")
+        sgd_step(fresh)
+        result = model.generate(prompt, drafter="suffix", temperature=0.0, max_new_tokens=12)
+        want = fresh.generate(PROMPT, max_new_tokens=12, do_sample=False)
+        assert result[0].samples[0].tokens == want[0, PROMPT.shape[1] :].tolist()
+        assert (model.drafter("suffix") is before) == kept
+
+
+class WholeNumbers:
+    """A tokenizer whose texts are numbers."""
+
+    eos_ids: tuple[int, ...] = ()
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def vocabulary(self) -> dict[str, int]:
+        return {str(token): token for token in range(VOCAB)}
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return " ".join(map(str, tokens))
 
 
 def test_a_step_while_a_text_runs_reaches_its_next_token(fresh: Any) -> None:
@@ -575,6 +607,37 @@ def test_drafts_near_the_switch_of_tables_change_nothing(
     assert torch.equal(ours(model, ids, max_new_tokens=40, drafter=drafter), want)
     texts = model.generate(ids, max_new_tokens=40, do_sample=False)
     assert torch.equal(texts, want), "plain generate finds its tables as before"
+
+
+class OwnRope(torch.nn.Module):
+    """Rotary embeddings of foreign code, scaled by the last position of the pass."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        scale = 1 + max(int(position_ids.max()) - 20, 0) / 16
+        return self.inner(x, position_ids.float() / scale)
+
+
+def test_unknown_tables_are_found_by_a_probe(caplog: pytest.LogCaptureFixture) -> None:
+    model = made("llama")
+    model.model.rotary_emb = OwnRope(model.model.rotary_emb)
+    with caplog.at_level(logging.WARNING, "forerun"):
+        assert same(model, max_new_tokens=40)
+    assert caplog.text.count("position tables that change") == 1
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_state_of_the_module_is_restored(kind: str) -> None:
+    model = made("llama", **rope(kind))
+    rotary = model.model.rotary_emb
+    before = {name: x.clone() for name, x in rotary.named_buffers()}
+    names, cached = set(vars(rotary)), rotary.max_seq_len_cached
+    ours(model, max_new_tokens=60)
+    assert rotary.max_seq_len_cached == cached and set(vars(rotary)) == names
+    assert all(torch.equal(x, before[name]) for name, x in rotary.named_buffers())
 
 
 # 8. borders

@@ -31,7 +31,14 @@ from forerun.errors import CapacityError, ConfigError, ModelError
 from forerun.models.checkpoint import flaw
 from forerun.models.hf_cache import Caches, Held
 from forerun.models.hf_paths import Gathered
-from forerun.models.hf_rope import LengthRope, hard_limit, length_rope, trained_length
+from forerun.models.hf_rope import (
+    UNLIMITED,
+    LengthRope,
+    hard_limit,
+    length_rope,
+    max_positions,
+    trained_length,
+)
 from forerun.models.hf_scopes import eager_attention, eval_mode
 from forerun.models.weight_update import update_module
 from forerun.models.weight_version import counters, fingerprint
@@ -98,6 +105,12 @@ class HFTarget(Runner):
         self._counters, self._updates = counters(model), 0
         self._last_tag: Hashable = None
         if way is None:
+            if (
+                self._rope is None
+                and self.max_context == UNLIMITED
+                and "position_ids" in parameters
+            ):
+                self._check_far(max_positions(text))
             self._choose_way(text)
         else:
             self._set_way(way)
@@ -150,7 +163,7 @@ class HFTarget(Runner):
         if length >= rope.switch and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "%s has rotary tables that change after %d tokens; drafts end there%s",
+                "%s has position tables that change after %d tokens; drafts end there%s",
                 type(self.model).__name__,
                 rope.switch,
                 ", and longer texts are computed token by token" if rope.grows else "",
@@ -330,6 +343,27 @@ class HFTarget(Runner):
         if asked.attention:
             found.append(torch.stack([w[0] for w in out.attentions]).permute(2, 0, 1, 3))
         return tuple(found)
+
+    @torch.no_grad()
+    def _check_far(self, own: int | None) -> None:
+        """Runs a position beyond the declared ones: it may be missing, or change the other rows.
+
+        Not on an accelerator, where a missing position breaks the device for the whole process.
+        """
+        if own is None or self.device.type != "cpu":
+            return
+        tokens = np.random.default_rng(1).integers(0, self.vocab_size, 4).tolist()
+        places = torch.tensor([[0, 1, 2, own + 8]], device=self.device)
+        near = self._call(tokens[:3], None, Asked(), position_ids=places[:, :3])[1]
+        try:
+            far = self._call(tokens, None, Asked(), position_ids=places)[1][:3]
+        except (IndexError, RuntimeError):
+            self.max_context = self.context = own
+            return
+        error = float((far.float() - near.float()).abs().max())
+        scale = 1e-3 if torch.finfo(self.model.dtype).bits >= 32 else 0.1
+        if error > scale * float(near.abs().max()):
+            self._rope = LengthRope([], 0, grows=True, recomputes=False)
 
     def _set_way(self, way: str) -> None:
         config = None if way == "tree" else self.model.config

@@ -90,7 +90,7 @@ class LengthRope:
     a text passes the switch.
     """
 
-    modules: list[Any]
+    modules: list[Any]  # empty for code that is not of transformers
     switch: int
     grows: bool
     recomputes: bool

@@ -1,6 +1,6 @@
 """Logits processors of transformers at the nodes of a draft tree.
 
-Processors whose result depends on ids and scores only are called for each visited node. All others
+Processors that depend on ids and scores only are called for each visited node. All others
 may keep state: they are called once for every new token, in order, with the scores that `generate`
 would pass, which needs batch size 1.
 """
@@ -27,7 +27,7 @@ WARPERS = (  # that `generate` appends last, in its order
     "TopPLogitsWarper",
     "MinPLogitsWarper",
 )
-PURE = {  # classes whose result depends on ids and scores only
+PURE = {  # classes that depend on ids and scores only
     *WARPERS,
     "MinLengthLogitsProcessor",
     "MinNewTokensLengthLogitsProcessor",
@@ -87,7 +87,7 @@ class Processors(Shaper):
     """Applies processors and warpers; the state is the batch row, then its new tokens.
 
     Processors receive padded prompts and the expected batch size, since some use the row index.
-    has_ended: whether a text (row, new tokens) is complete; nothing behind it is emitted.
+    has_ended: whether a text (row, new tokens) is complete; nothing after it is emitted.
     keeps_rows: whether all scores are kept, for `rows`.
     """
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forerun.models.config_check import check_decoder
-from forerun.models.hf_rope import stretched
+from forerun.models.hf_rope import depends_on_length, stretched
 from forerun.models.layers import GELU_TANH
 from forerun.models.transformer import DecoderConfig, Moe, RopeConfig
 from forerun.models.weight_map import Piece, gpt2_pieces, llama_pieces, shapes
@@ -295,12 +295,14 @@ def rope(
     wanted = None
     if kind == "longrope":  # one table here; transformers takes another one for longer texts
         switch = params["original_max_position_embeddings"]
-        if limit > switch and (context is None or context > switch):
+        is_longer = limit > switch and (context is None or context > switch)
+        if is_longer and depends_on_length(params):
             raise Unsupported(
                 f"longrope changes its table after {switch} tokens; context={switch} or less runs "
                 "on forerun's decoder"
             )
-        limit = wanted = min(limit, switch)
+        wanted = min(limit, switch)
+        limit = min(limit, switch) if depends_on_length(params) else limit
     inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](
         config, torch.device("cpu"), seq_len=wanted, layer_type=layer_type
     )

@@ -148,7 +148,7 @@ class LengthRope:
 
 def length_rope(model: Any, text: Any) -> LengthRope | None:
     """The length-dependent rotary embeddings of a model, if it has any."""
-    params = [p for p in rope_params(text) if _depends(rope_type(p))]
+    params = [p for p in rope_params(text) if depends_on_length(p)]
     own = max_positions(text)
     if not params or own is None:
         return None
@@ -159,8 +159,11 @@ def length_rope(model: Any, text: Any) -> LengthRope | None:
     return LengthRope(modules, min(switches), grows, _recomputes(model, text))
 
 
-def _depends(kind: str) -> bool:
-    return kind == "longrope" or "dynamic" in kind
+def depends_on_length(params: dict[str, Any]) -> bool:
+    """Whether rotary tables change with the length of a pass."""
+    kind = rope_type(params)
+    is_split = kind == "longrope" and params.get("short_factor") != params.get("long_factor")
+    return is_split or "dynamic" in kind
 
 
 def _is_rotary(module: Any) -> bool:

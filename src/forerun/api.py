@@ -77,6 +77,8 @@ class Model:
         self._drafters: dict[str, Drafter] = {}
         self._constraints: dict[str, Shaper] = {}
         self._making = Lock()  # each drafter is made once
+        self._with_files: set[str] = set()  # drafters with a memory file
+        self._weights_version = getattr(target, "weights_version", 0)
         self._warned_verifiers: set[str] = set()
         self._has_warned_of_form = False
 
@@ -171,6 +173,7 @@ class Model:
         listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
         if any(one.logprobs is not None for one in given):
             listeners.insert(0, record_logprobs)
+        self._drop_stale_drafters()
         chosen = self.drafter(drafter)
         single = isinstance(constraint, str | Shaper)
         named = [constraint] if single else constraint  # type: ignore[list-item]
@@ -189,6 +192,22 @@ class Model:
         with self.target.lock:
             run.fit(warns=batch is not None)
         return run
+
+    def _drop_stale_drafters(self) -> None:
+        """After a weight update, drops what drafters learned from the old weights.
+
+        Drafters of a memory file stay: the user chose what they know.
+        """
+        version = getattr(self.target, "weights_version", 0)
+        if version == self._weights_version:
+            return
+        with self._making:
+            self._weights_version = version
+            self._drafters = {
+                spec: drafter
+                for spec, drafter in self._drafters.items()
+                if spec in self._with_files
+            }
 
     def _check_form(self, prompts: list[str | list[int]]) -> None:
         """Warns once if a prompt of an embedded model is not in the form of its training data."""
@@ -293,6 +312,8 @@ class Model:
         """
         from forerun.state.drafter_files import MemoryFile, origin_of
 
+        if isinstance(drafter, str):
+            self._with_files.add(drafter)
         return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.lock)
 
     def memory_report(self) -> dict[str, int]:

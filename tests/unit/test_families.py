@@ -12,6 +12,7 @@ from parity import CASES, TINY, branching, expected, forward, prompt, saved, seq
 
 from forerun.core.tree import EMPTY
 from forerun.models.families import Unsupported, plan_for
+from forerun.models.hf import HFTarget
 from forerun.models.load import choose_dtype, load_target, planned
 from forerun.models.paths import StoredConfig, read_config, read_json
 from forerun.runner.model_runner import ModelRunner
@@ -40,7 +41,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 def test_all_of_a_generation_agrees(pair: tuple, engine: None) -> None:
     model, folder = pair
-    runner = load_target(folder)
+    runner = load_target(folder, context=128)
     assert isinstance(runner, ModelRunner), "no family may fall back"
     seq, tree = sequence(prompt(21)), branching()
     rows = forward(runner, [seq], [EMPTY])[0]
@@ -57,7 +58,7 @@ def test_all_of_a_generation_agrees(pair: tuple, engine: None) -> None:
 
 def test_ragged_batches_agree(pair: tuple, engine: None) -> None:
     model, folder = pair
-    runner = load_target(folder)
+    runner = load_target(folder, context=128)
     seqs = [sequence(prompt(n)) for n in (17, 3, 30)]
     trees = [branching(1), EMPTY, branching(2)]
     for _ in range(2):
@@ -73,7 +74,7 @@ def test_ragged_batches_agree(pair: tuple, engine: None) -> None:
 def test_prefill_in_chunks(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     model, folder = pair
     monkeypatch.setattr("forerun.runner.model_runner.CHUNK", 8)
-    runner = load_target(folder)
+    runner = load_target(folder, context=128)
     seq = sequence(prompt(29))
     rows = forward(runner, [seq], [branching()])[0]
     assert worst(model, seq, branching(), rows) < TOLERANCE
@@ -104,12 +105,29 @@ def test_unknown_model_types_are_refused() -> None:
         plan_for(AutoConfig.for_model("gptj"))
 
 
-def test_longrope_switches_with_the_context(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [100, 127, 128, 129, 140])
+def test_longrope_changes_its_table_in_a_text(length: int, tmp_path: Path) -> None:
+    """Our decoder serves the first table only; transformers runs longer contexts."""
     model = saved("phi3-longrope", tmp_path)
-    seq = sequence(prompt(140))
-    assert load_target(tmp_path).context == 128, "the context before the switch by default"
-    long = load_target(tmp_path, context=256)
-    assert worst(model, seq, EMPTY, forward(long, [seq], [EMPTY])[0]) < TOLERANCE
+    assert isinstance(load_target(tmp_path, context=128), ModelRunner)
+    target, seq = load_target(tmp_path), sequence(prompt(length))
+    assert isinstance(target, HFTarget) and target.context == 256
+    for _ in range(140 - length + 8):
+        seq.tokens.append(int(forward(target, [seq], [EMPTY])[0].row(-1).argmax()))
+    options = {"max_new_tokens": 140 - length + 8, "do_sample": False, "eos_token_id": None}
+    want = model.generate(torch.tensor([prompt(length)]), **options)
+    assert seq.tokens == want[0].tolist()
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("linear", 1024), ("yarn", 512), ("llama3", 256)])
+def test_scaled_rotations_extend_the_context(kind: str, limit: int, tmp_path: Path) -> None:
+    params = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    if kind != "linear":
+        params["original_max_position_embeddings"] = 128
+    if kind == "llama3":
+        params |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = saved("llama", tmp_path, rope_parameters=params)
+    assert HFTarget(model).context == load_target(tmp_path).context == limit
 
 
 SLOW = ("llama3", "yarn", "longrope")  # rotations that transformers computes
@@ -127,8 +145,8 @@ def test_a_config_that_is_read_as_written_gives_the_plan_of_transformers(
 ) -> None:
     """Where it says enough; what it does not say is asked of transformers."""
     saved(case, tmp_path)
-    plan = plan_for(read_config(tmp_path))
-    found, config = planned(tmp_path)
+    plan = plan_for(read_config(tmp_path), 128)
+    found, config = planned(tmp_path, 128)
     assert isinstance(config, StoredConfig) == (case in WRITTEN)
     assert (found.config, found.shapes, [*found.pieces]) == (
         plan.config,

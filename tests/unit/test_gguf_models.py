@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_the_model(case: str, tmp_path: Path) -> None:
     model = tiny(case, **CASES[case])
-    runner = load_target(write_gguf(model, tmp_path / "model.gguf"))
+    runner = load_target(write_gguf(model, tmp_path / "model.gguf"), context=128)
     assert isinstance(runner, ModelRunner)
     seq = sequence(prompt(21))
     assert worst(model, seq, EMPTY, forward(runner, [seq], [EMPTY])[0]) < 1e-5
@@ -183,3 +183,13 @@ def test_commands_take_gguf_files(tmp_path: Path, call: Any) -> None:
         assert status == 0 and out, err
     status, out, err = call("generate", "-m", tmp_path / "no.gguf", "-p", "x")
     assert status == 2 and "there is no file" in err and "no.gguf" in err
+
+
+def test_a_longrope_model_keeps_its_switch_on_transformers(tmp_path: Path) -> None:
+    """transformers' config of phi3 has a default for it, which would win."""
+    model = tiny("phi3-longrope")
+    target = load_target(write_gguf(model, tmp_path / "model.gguf"))
+    assert not isinstance(target, ModelRunner)
+    for length in (127, 140):
+        seq = sequence(prompt(length))
+        assert worst(model, seq, EMPTY, forward(target, [seq], [EMPTY])[0]) < 1e-5

@@ -74,7 +74,7 @@ def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def native(folder: Path, **options: Any) -> ModelRunner:
-    target = load_target(folder, **options)
+    target = load_target(folder, context=128, **options)
     assert isinstance(target, ModelRunner) and isinstance(target.decode, NativeDecoder)
     return target
 

@@ -83,6 +83,10 @@ class Target(ABC):
             f"target {name_of(self)!r} cannot take new weights; load it from a model folder"
         )
 
+    def max_depth(self, seq: Sequence) -> int:
+        """Max levels of the next draft of a sequence."""
+        return 1 << 30
+
     def release(self, seq: Sequence) -> None:
         """The sequence has ended; its state may be reused."""
 

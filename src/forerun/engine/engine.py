@@ -186,9 +186,11 @@ class Engine:
         self.drafter.start(seq)
 
     def _plan(self, seq: Sequence) -> Plan:
-        """The controller's plan, with depth limited by the tokens left to generate."""
+        """The controller's plan, with depth limited by the tokens left and by the target."""
         plan = self.controller.plan(seq)
-        return plan if plan.is_empty else plan.within(seq.num_left - 1)
+        if plan.is_empty:
+            return plan
+        return plan.within(min(seq.num_left - 1, self.target.max_depth(seq)))
 
     def _probe(self, seq: Sequence, tree: Tree) -> Tree:
         return self.verifier.probe(tree, self.target.context - len(seq.tokens))

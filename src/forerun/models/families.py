@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forerun.models.config_check import check_decoder
+from forerun.models.hf_rope import depends_on_length, stretched
 from forerun.models.layers import GELU_TANH
 from forerun.models.transformer import DecoderConfig, Moe, RopeConfig
 from forerun.models.weight_map import Piece, gpt2_pieces, llama_pieces, shapes
@@ -47,7 +48,7 @@ def plan_for(config: Any, context: int | None = None) -> Plan:
     """The plan for a transformers config. Raises Unsupported with the reason.
 
     An invalid config raises ValueError, or any error of a field with a wrong type.
-    context: max sequence length; None is the model's own (for longrope: that of short factors).
+    context: max sequence length; None is the model's own.
     """
     name = getattr(config, "model_type", None)
     if name not in FAMILIES:
@@ -275,7 +276,7 @@ def rope(
 ) -> tuple[RopeConfig, int]:
     """The rotary table of these parameters, and its max context."""
     kind = params.get("rope_type", "default") if params else None
-    limit = config.max_position_embeddings
+    limit = stretched(config.max_position_embeddings, params)
     if kind not in ROPE_TYPES:
         raise Unsupported(f"rope type {kind!r}")
     share = params.get("partial_rotary_factor", 1.0)
@@ -292,10 +293,16 @@ def rope(
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     wanted = None
-    if kind == "longrope":  # one table: short factors up to the original context, else long ones
+    if kind == "longrope":  # one table here; transformers takes another one for longer texts
         switch = params["original_max_position_embeddings"]
-        limit = switch if context is None or context <= switch else limit
-        wanted = limit
+        is_longer = limit > switch and (context is None or context > switch)
+        if is_longer and depends_on_length(params):
+            raise Unsupported(
+                f"longrope changes its table after {switch} tokens; context={switch} or less runs "
+                "on forerun's decoder"
+            )
+        wanted = min(limit, switch)
+        limit = min(limit, switch) if depends_on_length(params) else limit
     inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](
         config, torch.device("cpu"), seq_len=wanted, layer_type=layer_type
     )

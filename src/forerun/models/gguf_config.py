@@ -43,6 +43,9 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     check_tensors(file)
     family, fields = family_of(file), Fields(file)
     _check_changes(fields)
+    params = rope(fields)
+    length = params.get("original_max_position_embeddings")
+    switch = {"original_max_position_embeddings": length} if length else {}
     return {
         "model_type": family.model_type,
         "architectures": [family.model_class],
@@ -57,7 +60,8 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": fields.count("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": rope(fields),
+        "rope_parameters": params,
+        **(switch if params["rope_type"] == "longrope" else {}),  # phi3 reads it here
         **token_ids(file),
         **MORE[file.architecture](fields),
     }

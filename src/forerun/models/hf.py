@@ -8,10 +8,12 @@ Three ways to compute a tree, tried at load in this order and compared with plai
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import logging
+import weakref
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,19 +23,38 @@ from torch import Tensor
 
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
-from forerun.core.records import Sequence
+from forerun.core.records import Rows, Sequence
+from forerun.core.roles import Path
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
 from forerun.errors import CapacityError, ConfigError, ModelError
 from forerun.models.checkpoint import flaw
-from forerun.models.hf_cache import Caches
+from forerun.models.hf_cache import Caches, Held
+from forerun.models.hf_paths import Gathered
+from forerun.models.hf_rope import (
+    UNLIMITED,
+    LengthRope,
+    hard_limit,
+    length_rope,
+    max_positions,
+    trained_length,
+)
+from forerun.models.hf_scopes import eager_attention, eval_mode
 from forerun.models.weight_update import update_module
+from forerun.models.weight_version import counters, fingerprint
 from forerun.runner.base import Runner
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
+from forerun.runner.slots import MIN_REUSE_TOKENS, Slot
 
+log = logging.getLogger("forerun")
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 MAX_ROUNDING_ERROR = 1e-4  # relative, in the check at load
+WATCHES = {
+    "none": "no other code changes the weights",
+    "counters": "torch's in-place counters at every pass",
+    "content": "counters, and a checksum of the weights before cells of another text are reused",
+}
 GIVES = frozenset({"hidden", "probes", "taps", "embeddings", "prompt_rows", "prompt_logits"})
 
 
@@ -44,23 +65,15 @@ class Asked(NamedTuple):
     logits: bool = True  # of all rows
     taps: tuple[int, ...] = ()
     attention: bool = False
-
-
-@contextmanager
-def eager_attention(model: Any) -> Iterator[None]:
-    """Sets an attention implementation that returns weights, within the context."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
+    first: int = 0  # rows of a work before this one are not needed
 
 
 class HFTarget(Runner):
     """A loaded transformers model as a Target. way: how it computes trees.
 
-    Raises ModelError if a weight is NaN or infinite.
+    context: max sequence length; None is the length that the config declares. is_weak: the model is
+    held by a weak reference, and its owner must outlive each call. watch: how changed weights are
+    noticed, see `WATCHES`. Raises ModelError if a weight is NaN or infinite.
     """
 
     def __init__(
@@ -71,48 +84,112 @@ class HFTarget(Runner):
         context: int | None = None,
         way: str | None = None,
         reason: str = "",
+        is_weak: bool = False,
+        watch: str = "content",
     ) -> None:
         for name, weight in model.named_parameters():
             if found := flaw(weight.detach(), weight.dtype):
                 raise ModelError(f"parameter {name} {found}")
-        self.model, self.reason, self.max_seqs = model.eval(), reason, max_seqs
+        self._model = weakref.ref(model) if is_weak else lambda: model
+        self.reason, self.max_seqs, self.watch = reason, max_seqs, watch
         self.device = model.device
         text = model.config.get_text_config()
-        own = getattr(text, "max_position_embeddings", None) or 1 << 30
-        self.context = own
+        self.trained, self.max_context = trained_length(text), hard_limit(model, text)
+        self.context = self.max_context
         self.vocab_size = text.vocab_size
-        self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self._can_trim = "logits_to_keep" in parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._rope: LengthRope | None = length_rope(model, text)
+        self._has_warned = False
+        self._counters, self._updates = counters(model), 0
+        self._last_tag: Hashable = None
         if way is None:
+            if (
+                self._rope is None
+                and self.max_context == UNLIMITED
+                and "position_ids" in parameters
+            ):
+                self._check_far(max_positions(text))
             self._choose_way(text)
         else:
             self._set_way(way)
-        self.context = min(context or own, own)
+        self.context = min(context or self.trained, self.max_context)
         self.num_layers = text.num_hidden_layers
 
-    # cache tensors made in inference mode can only be changed in inference mode
-    forward = torch.inference_mode()(Runner.forward)
-    rows_at = torch.inference_mode()(Runner.rows_at)
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        model = self._model()
+        assert model is not None, "the model was deleted"
+        return model
+
+    @torch.no_grad()
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
+        self._tag_cells(batch.seqs)
+        return super().forward(batch)
+
+    @torch.no_grad()
+    def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
+        self._tag_cells([seq for seq, _ in requests])
+        return super().rows_at(requests)
+
+    @property
+    def weights_version(self) -> int:
+        """Number of changes of the weights that torch's counters have shown so far."""
+        if self.watch != "none":
+            found = counters(self.model)
+            if found != self._counters:
+                self._counters, self._updates = found, self._updates + 1
+        return self._updates
+
+    def _tag_cells(self, seqs: Many[Sequence]) -> None:
+        """Before new sequences get slots: sets the tag of cells that they may share."""
+        if self.watch != "content":
+            return
+        lengths = [len(seq.tokens) for seq in seqs if not self.cache.holds(seq)]
+        if lengths:  # short prompts are not worth a fingerprint
+            is_long = max(lengths) >= MIN_REUSE_TOKENS
+            self.cache.tag = tag = fingerprint(self.model) if is_long else None
+            if is_long and tag != self._last_tag:
+                self._updates += self._last_tag is not None
+                self._last_tag = tag
+
+    def max_depth(self, seq: Sequence) -> int:
+        """Levels of a draft that can be computed in one pass: tables may depend on the length."""
+        rope, length = self._rope, len(seq.tokens)
+        if rope is None or (length > rope.switch and not rope.grows):
+            return super().max_depth(seq)
+        if length >= rope.switch and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s has position tables that change after %d tokens; drafts end there%s",
+                type(self.model).__name__,
+                rope.switch,
+                ", and longer texts are computed token by token" if rope.grows else "",
+            )
+        return max(rope.switch - length, 0)
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of weights, caches, and logits kept for draft paths."""
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        weights = sum(p.nbytes for p in self.model.parameters())
         return {
             "weights": weights,
             "kv cache": self.cache.nbytes,
             "scratch": self.kept_bytes(),
         }
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
-        asked, parts = Asked("hidden" in needs, "logits" in needs), []
+        parts = []
         for work in works:
-            outputs = self._computed(work, asked)
+            asked = Asked("hidden" in needs, "logits" in needs, first=work.first)
+            parts.append(self._computed(work, asked))
             work.keep()
-            parts.append([part[work.first :] for part in outputs])
         hidden, logits = (torch.cat(column) for column in zip(*parts, strict=True))
         return hidden, logits
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def run_detailed(self, works: list[DetailedWork], request: PassRequest) -> list[WorkRows]:
         last = self.num_layers - 1
         if last in request.taps:
@@ -122,19 +199,19 @@ class HFTarget(Runner):
             )
         found = []
         for work in works:
-            asked = Asked(True, True, request.taps, bool(work.queries))
-            outputs = self._computed(work, asked)
-            hidden, logits, *rest = (part[work.first_row :] for part in outputs)
+            asked = Asked(True, True, request.taps, bool(work.queries), work.first_row)
+            hidden, logits, *rest = self._computed(work, asked)
             taps = dict(zip(request.taps, rest, strict=False))
             start = 0 if request.has_prompt_logits else max(work.root - work.first_row, 0)
             logits = logits[start:] if request.has_logits else logits[:0]
-            weights = outputs[-1][work.queries] if work.queries else None  # [q, layers, heads, n]
+            # [q, layers, heads, n]
+            weights = rest[-1][[q - work.first_row for q in work.queries]] if work.queries else None
             by_layer = {} if weights is None else dict(enumerate(weights.permute(1, 2, 0, 3)))
             found.append(WorkRows(hidden, logits, taps, by_layer))
         return found
 
     def embed(self, ids: Tensor) -> Tensor:
-        with torch.inference_mode():
+        with torch.no_grad():
             return F.embedding(ids.to(self.device), self.model.get_input_embeddings().weight)
 
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
@@ -160,6 +237,10 @@ class HFTarget(Runner):
         self.num_rows += work.num_rows
         return outputs
 
+    def _prefill(self, slot: Slot, seq: Sequence, most: int) -> None:
+        if self._rope is None:  # otherwise the table belongs to the whole prompt: one pass
+            super()._prefill(slot, seq, most)
+
     def _tree(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
         """One pass over pending tokens and nodes; nodes attend to their ancestors."""
         span, held = work.span, self.cache.held(work.slot)
@@ -174,7 +255,7 @@ class HFTarget(Runner):
             options["position_ids"] = torch.from_numpy(span.positions).to(self.device)[None]
         outputs = self._call([*work.pending, *work.nodes], held.cache, asked, **options)
         held.length = span.stop
-        return outputs
+        return tuple(part[asked.first :] for part in outputs)
 
     def _paths(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
         """Pending tokens on the kept cache, then each path on a copy of it."""
@@ -182,27 +263,51 @@ class HFTarget(Runner):
         held, rows = self.cache.held(slot), Gathered(work)
         if held.length > len(slot.tokens):  # tokens were removed
             held = self.cache.renew(slot)
-        todo = [*slot.tokens, *work.pending][held.length :]
-        if todo:
-            outputs = self._call(todo, held.cache, asked)
-            held.length += len(todo)
-            rows.put(range(num), [part[len(todo) - num :] for part in outputs])
+        text = [*slot.tokens, *work.pending]
+        if todo := len(text) - held.length:
+            outputs = self._extend(held, text, todo, asked._replace(first=asked.first + todo - num))
+            rows.put(range(num), [part[todo - num :] for part in outputs])
         for nodes, tokens in rows.leaf_paths():
-            outputs = self._call(tokens, copy.deepcopy(held.cache), asked)
+            whole = asked._replace(first=0)
+            outputs = self._extend(held.copy(), text + tokens, len(tokens), whole)
             rows.put([num + node for node in nodes], outputs)
-        return rows.stacked()
+        return rows.stacked(asked.first)
+
+    def _extend(self, held: Held, text: list[int], num: int, asked: Asked) -> tuple[Tensor, ...]:
+        """Outputs of the last `num` tokens of a text; the tokens before them are in the cache.
+
+        One pass, or several if the rotary tables differ.
+        """
+        rope = self._rope
+        if rope is None:
+            outputs = self._call(text[held.length :], held.cache, asked)
+            held.length += num
+            return outputs
+        parts = []
+        for size in rope.pass_sizes(held.length, num):
+            stop = held.length + size
+            is_late = stop > rope.switch
+            if is_late and rope.recomputes and held.length and not held.is_late:
+                held.cache = self.cache.new()
+                outputs = self._call(text[:stop], held.cache, Asked(*asked[:-1]))
+                outputs = tuple(part[-size:] for part in outputs)
+            else:
+                outputs = self._call(text[held.length : stop], held.cache, Asked(*asked[:-1]))
+            held.length, held.is_late = stop, held.is_late or is_late
+            parts.append(outputs)
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _full(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
         """Each path with all tokens before it."""
         before, num = [*work.slot.tokens, *work.pending], len(work.pending)
         rows = Gathered(work)
         if num:
-            outputs = self._call(before, None, asked)
+            outputs = self._call(before, None, asked._replace(first=len(before) - num))
             rows.put(range(num), [part[len(before) - num :] for part in outputs])
         for nodes, tokens in rows.leaf_paths():
-            outputs = self._call(before + tokens, None, asked)
+            outputs = self._call(before + tokens, None, asked._replace(first=len(before)))
             rows.put([num + node for node in nodes], [part[len(before) :] for part in outputs])
-        return rows.stacked()
+        return rows.stacked(asked.first)
 
     def _call(
         self, tokens: list[int], cache: Any, asked: Asked, **options: Any
@@ -210,35 +315,61 @@ class HFTarget(Runner):
         """Hidden rows [n, d] after the last norm (or a placeholder) and logits [n, V].
 
         Then the residual stream [n, d] after each requested layer, and attention weights
-        [n, layers, heads, cells].
+        [n, layers, heads, cells]. Logits of rows before asked.first are placeholders.
         """
-        if cache is None:
-            options["use_cache"] = False
-        else:
-            options |= {"past_key_values": cache, "use_cache": True}
+        model, num = self.model, len(tokens)
+        options["use_cache"] = cache is not None
+        if cache is not None:
+            options[self._cache_name] = cache
         if asked.hidden or asked.taps:
             options["output_hidden_states"] = True
-        if not asked.logits and self._can_trim:
-            options["logits_to_keep"] = 1
-        ids = torch.tensor([tokens], device=self.device)
+        if self._can_trim:
+            options["logits_to_keep"] = max(num - asked.first, 1) if asked.logits else 1
         if asked.attention:
-            with eager_attention(self.model):
-                out = self.model(input_ids=ids, output_attentions=True, **options)
-        else:
-            out = self.model(input_ids=ids, **options)
+            options["output_attentions"] = True
+        ids = torch.tensor([tokens], device=self.device)
+        with ExitStack() as stack:
+            stack.enter_context(eval_mode(model))
+            if asked.attention:
+                stack.enter_context(eager_attention(model))
+            if self._rope is not None:
+                stack.enter_context(self._rope.fresh())
+            out = model(input_ids=ids, return_dict=True, **options)
         logits = out.logits[0]
-        if len(logits) < len(tokens):  # placeholder rows
-            logits = logits.expand(len(tokens), -1)
+        if len(logits) < num:
+            logits = torch.cat([logits[:1].expand(num - len(logits), -1), logits])
         found = [out.hidden_states[-1][0] if asked.hidden else logits, logits]
         found += [out.hidden_states[layer + 1][0] for layer in asked.taps]
         if asked.attention:
             found.append(torch.stack([w[0] for w in out.attentions]).permute(2, 0, 1, 3))
         return tuple(found)
 
+    @torch.no_grad()
+    def _check_far(self, own: int | None) -> None:
+        """Runs a position beyond the declared ones: it may be missing, or change the other rows.
+
+        Not on an accelerator, where a missing position breaks the device for the whole process.
+        """
+        if own is None or self.device.type != "cpu":
+            return
+        tokens = np.random.default_rng(1).integers(0, self.vocab_size, 4).tolist()
+        places = torch.tensor([[0, 1, 2, own + 8]], device=self.device)
+        near = self._call(tokens[:3], None, Asked(), position_ids=places[:, :3])[1]
+        try:
+            far = self._call(tokens, None, Asked(), position_ids=places)[1][:3]
+        except (IndexError, RuntimeError):
+            self.max_context = self.context = own
+            return
+        error = float((far.float() - near.float()).abs().max())
+        scale = 1e-3 if torch.finfo(self.model.dtype).bits >= 32 else 0.1
+        if error > scale * float(near.abs().max()):
+            self._rope = LengthRope([], 0, grows=True, recomputes=False)
+
     def _set_way(self, way: str) -> None:
         config = None if way == "tree" else self.model.config
         self.way = way
-        self.cache: Caches = Caches(self.max_seqs, config, can_move=way == "tree")
+        switch = None if self._rope is None else self._rope.switch
+        self.cache: Caches = Caches(self.max_seqs, config, can_move=way == "tree", switch=switch)
         # paths are computed separately, so their attention has no common cells
         self.gives = GIVES | {"attention"} if way == "tree" else GIVES
         self.num_rows = 0
@@ -247,7 +378,10 @@ class HFTarget(Runner):
         """Selects the first way that agrees with plain passes. Raises ModelError if none does."""
         windowed = any(getattr(text, name, None) for name in WINDOWS)
         problems = ["tree: the model has windowed attention"] if windowed else []
-        for way in WAYS[1:] if windowed else WAYS:  # one mask cannot serve different windows
+        if self._rope is not None:
+            problems.append("tree: rotary tables depend on the length of a pass")
+        # one mask cannot serve different windows, one pass cannot have different tables
+        for way in WAYS[1:] if problems else WAYS:
             self._set_way(way)
             try:
                 self._check_way()
@@ -260,7 +394,7 @@ class HFTarget(Runner):
             f"{type(self.model).__name__} cannot be run step by step ({'; '.join(problems)})"
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _check_way(self) -> None:
         """Compares two tree passes, the second after a branch was accepted, with plain passes."""
         tokens = np.random.default_rng(0).integers(0, self.vocab_size, 16).tolist()
@@ -279,41 +413,6 @@ class HFTarget(Runner):
                 if not error <= bound:
                     raise ModelError(f"rows differ by {error:.2g} from plain passes")
             seq.tokens += [*tree.path(4), tokens[0]]
-
-
-class Gathered:
-    """Collects the rows of a work while its paths are computed one after another."""
-
-    def __init__(self, work: Work) -> None:
-        old = [] if work.pending else work.slot.nodes
-        self._tokens = [*old, *work.nodes]
-        self._parents = [*([] if work.pending else work.slot.parents), *work.new_parents]
-        self._first = len(old)  # nodes before it were computed earlier
-        self._rows: list[list[Tensor] | None] = [None] * work.num_rows
-
-    def put(self, rows: Any, outputs: Any) -> None:
-        """Sets rows; negative indices belong to earlier nodes and are skipped."""
-        for at, row in enumerate(rows):
-            if row >= 0:
-                self._rows[row] = [part[at] for part in outputs]
-
-    def leaf_paths(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Per new leaf: its path as indices of new nodes (earlier nodes: negative), its tokens."""
-        inner = set(self._parents[self._first :])
-        for leaf in range(self._first, len(self._tokens)):
-            if leaf in inner:
-                continue
-            path, node = [], leaf
-            while node >= 0:
-                path.append(node)
-                node = self._parents[node]
-            path.reverse()
-            numbers = [n - self._first if n >= self._first else -(1 << 30) for n in path]
-            yield numbers, [self._tokens[n] for n in path]
-
-    def stacked(self) -> tuple[Tensor, ...]:
-        """The outputs of `_call` for all rows."""
-        return tuple(map(torch.stack, zip(*self._rows, strict=True)))  # type: ignore[arg-type]
 
 
 def _probe_tree(tokens: list[int]) -> Tree:

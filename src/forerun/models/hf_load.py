@@ -54,7 +54,7 @@ def load_hf(
         raise ModelError(
             f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
         ) from cause
-    return HFTarget(model.to(device), reason=reason, **options)
+    return HFTarget(model.to(device), reason=reason, watch="none", **options)
 
 
 def load_gguf(folder: Path, path: Path, dtype: torch.dtype | None) -> Any:

@@ -264,8 +264,7 @@ class Slots(ABC):
         self.reused.setdefault(seq, shared)
         return slot
 
-    @staticmethod
-    def _shared(slot: Slot, seq: Sequence) -> int:
+    def _shared(self, slot: Slot, seq: Sequence) -> int:
         """Cells of a slot that a new sequence may reuse: those of the same tenant only."""
         if slot.is_altered or slot.tenant != seq.cells_owner:
             return 0

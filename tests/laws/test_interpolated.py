@@ -37,22 +37,9 @@ REQUESTS: dict[str, Request] = {
 }
 
 
-MATCHED = {"none", "chain"}  # `match` knows no more of a draft than its tokens
-
-
+@pytest.mark.parametrize("verifier", ["speculative", "match"])
 @pytest.mark.parametrize("request_", REQUESTS)
-@pytest.mark.parametrize(
-    ("name", "verifier"),
-    [
-        pytest.param(
-            name,
-            verifier,
-            marks=pytest.mark.slow if verifier == "match" and name not in MATCHED else (),
-        )
-        for name in DRAFTERS
-        for verifier in ("speculative", "match")
-    ],
-)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_the_mixture_is_kept(name: str, request_: str, verifier: str) -> None:
     check_shaped(DRAFTERS[name], REQUESTS[request_], verifier)
 

@@ -36,22 +36,9 @@ REQUESTS: dict[str, Request] = {
 }
 
 
-MATCHED = {"none", "chain"}  # `match` knows no more of a draft than its tokens
-
-
+@pytest.mark.parametrize("verifier", ["recursive", "speculative", "match"])
 @pytest.mark.parametrize("request_", REQUESTS)
-@pytest.mark.parametrize(
-    ("name", "verifier"),
-    [
-        pytest.param(
-            name,
-            verifier,
-            marks=pytest.mark.slow if verifier == "match" and name not in MATCHED else (),
-        )
-        for name in SHAPED
-        for verifier in ("recursive", "speculative", "match")
-    ],
-)
+@pytest.mark.parametrize("name", SHAPED)
 def test_the_styled_law_is_kept(name: str, request_: str, verifier: str) -> None:
     check_shaped(SHAPED[name], REQUESTS[request_], verifier)
 

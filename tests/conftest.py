@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -70,6 +71,14 @@ def _fixed_cost() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Target, "cost", Cost((1, 65), (0.01, 0.02)))
         yield
+
+
+@pytest.fixture
+def short_collections() -> Iterator[None]:
+    """A full garbage collection in this test visits only what the test made."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -273,7 +273,10 @@ def test_every_script_can_be_imported_and_has_options(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == expected
 
 
-@pytest.mark.parametrize(("call", "said"), LACKING, ids=[call for call, _ in LACKING])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [pytest.param(*one, id=one[0], marks=SLOW if n else ()) for n, one in enumerate(LACKING)],
+)
 def test_a_script_without_its_data_says_so_and_ends_with_a_status_of_its_own(
     call: str, said: str, tmp_path: Path
 ) -> None:
@@ -284,7 +287,10 @@ def test_a_script_without_its_data_says_so_and_ends_with_a_status_of_its_own(
     assert said in done.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("name", "package"), PACKAGES)
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [pytest.param(*one, marks=SLOW if one[0] == "seal" else ()) for one in PACKAGES],
+)
 def test_a_script_without_its_package_says_so(name: str, package: str, tmp_path: Path) -> None:
     done = python("-c", WITHOUT, str(FOLDER / f"{name}.py"), package, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (SKIPPED, ""), done.stderr

@@ -28,6 +28,7 @@ def most_seen(drafter: Stand) -> int:
     return max(seen)
 
 
+@pytest.mark.slow
 def test_who_overwrites_holds_one_law_of_each_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     latest = importlib.import_module("stand").latest(None)

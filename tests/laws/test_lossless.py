@@ -36,23 +36,29 @@ REQUESTS: dict[str, Request] = {
 QUICK = {"no repeats", "dead end below a draft", "top-k 2", "greedy"}  # few outcomes
 
 
-HEAVY = {
+HEAVY = {  # many outcomes; only QUICK requests without `-m slow`
     "i.i.d. 2",
     "chain, ragged batch",
+    "chain, ends where q says little",
+    "dynamic",
+    "dynamic, above a chance",
+    "dynamic, ragged batch",
+    "sam and another",
+    "fuse sam + chain",
     "fuse two draws",
     "stand, two trajectories",
     "stand, wide, two groups, ragged batch",
 }
 
 
+def marks(name: str, request: str, heavy: set[str] = HEAVY) -> list:
+    return [pytest.mark.slow] if name in heavy and request not in QUICK else []
+
+
 def matrix() -> list:
     """Every drafter with every request; most of the heavy rows only where slow tests run."""
     return [
-        pytest.param(
-            name,
-            request,
-            marks=[pytest.mark.slow] if name in HEAVY and request not in QUICK else [],
-        )
+        pytest.param(name, request, marks=marks(name, request))
         for name in DRAFTERS
         for request in REQUESTS
     ]
@@ -63,23 +69,29 @@ def test_recursive_is_exact(name: str, request_: str) -> None:
     check(DRAFTERS[name], REQUESTS[request_], "recursive")
 
 
-@pytest.mark.parametrize("request_", ["free", "no repeats", "temperature .5"])
+OTHER_VERIFIERS = (
+    "chain",
+    "gumbel, misses",
+    "top 2x2",
+    "stand",
+    "token recycling",
+    "lookahead",
+    "suffix",
+    "sam",
+    "rest",
+    "rasd on drawn trees",
+    "rasd on i.i.d. draws",
+    "fuse two draws",
+)
+
+
 @pytest.mark.parametrize("verifier", ["match", "speculative"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "request_"),
     [
-        "chain",
-        "gumbel, misses",
-        "top 2x2",
-        "stand",
-        "token recycling",
-        "lookahead",
-        "suffix",
-        "sam",
-        "rest",
-        "rasd on drawn trees",
-        "rasd on i.i.d. draws",
-        "fuse two draws",
+        pytest.param(name, request, marks=marks(name, request))
+        for name in OTHER_VERIFIERS
+        for request in ("free", "no repeats", "temperature .5")
     ],
 )
 def test_other_verifiers_are_exact(name: str, verifier: str, request_: str) -> None:
@@ -174,6 +186,9 @@ LONGER = {
 }
 SLOW_JOINT = {
     "i.i.d. 2",
+    "i.i.d. 2, one goes on",
+    "i.i.d. 1x2",
+    "gumbel 2x1, one ends first",
     "i.i.d. 1x2, ragged batch",
     "chain of 3",
     "chain of 2, ragged batch",
@@ -185,12 +200,7 @@ SLOW_JOINT = {
 
 def joint_matrix() -> list:
     return [
-        pytest.param(
-            verifier,
-            name,
-            request,
-            marks=[pytest.mark.slow] if name in SLOW_JOINT and request not in QUICK else [],
-        )
+        pytest.param(verifier, name, request, marks=marks(name, request, SLOW_JOINT))
         for verifier, names in JOINT.items()
         for name in names
         for request in REQUESTS
@@ -206,9 +216,23 @@ ROWS = [row for row in catalog.rows() if row.lossless and row.state != catalog.M
 SHAPES = {"chain": Plan(2, 2), "tree": Plan(4, 2)}  # the fourth place of the template branches
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("request_", ["free", "no repeats", "top-k 2", "temperature .5"])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def catalog_matrix() -> list:
+    """Trees of i.i.d. drafts have most outcomes."""
+    return [
+        pytest.param(
+            row,
+            request,
+            shape,
+            id=f"{row.name}-{request}-{shape}",
+            marks=marks(row.name, request, {"spectr"} if shape == "tree" else set()),
+        )
+        for row in ROWS
+        for request in ("free", "no repeats", "top-k 2", "temperature .5")
+        for shape in SHAPES
+    ]
+
+
+@pytest.mark.parametrize(("row", "request_", "shape"), catalog_matrix())
 def test_every_lossless_row_of_the_catalog_is_exact(row, request_: str, shape: str) -> None:
     """Each row with its own parts; a row that is not built whole runs with `recursive`."""
     parts = {"drafter": "none", **row.parts, **row.tiny}

@@ -46,7 +46,7 @@ class LazyRows(Rows):
 
     def __init__(self, pair: Pair, seq, tree) -> None:
         super().__init__(torch.empty(0))
-        self.pair, self.tokens, self.tree = pair, list(seq.tokens), tree
+        self.pair, self.tokens, self.tree = pair, seq.tokens[-2:], tree
 
     def row(self, node: int) -> np.ndarray:
         return self.pair.both(self.tokens + self.tree.path(node))[0]

@@ -106,6 +106,7 @@ def half(model: forerun.Model, index: Index, windows: list[list[int]]) -> Cases:
     return cases_of(index, contexts, tokens, np.array(neural, np.float64))[0]
 
 
+@pytest.mark.slow
 def test_a_book_mixed_into_a_model_cuts_its_perplexity(data_dir: Path, tmp_path: Path) -> None:
     """The paper: up to 73 % for a model outside its domain. stories260K has read children's
     stories; the corpus is Don Quixote's first 80 %, without windows that are also held out; weights

@@ -60,6 +60,7 @@ def test_larger_windows_accept_more(model) -> None:
     assert 1.2 < taus[0] < taus[1] < taus[2]
 
 
+@pytest.mark.slow
 def test_sampled_texts_gain_too(model) -> None:
     """The original's window is greedy at every temperature, and so is ours."""
     taus = [run(model, "lookahead", 55, temperature=t)[1].tau for t in (0.6, 1.0)]
@@ -67,6 +68,7 @@ def test_sampled_texts_gain_too(model) -> None:
     assert min(taus) > 1.2
 
 
+@pytest.mark.slow
 def test_grams_of_the_text_help(model) -> None:
     """POOL_FROM_PROMPT of the reference: the pool then also holds what was said before."""
     own, read = (run(model, f"lookahead:from_prompt={flag}", 55)[1].tau for flag in (False, True))

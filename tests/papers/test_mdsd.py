@@ -175,6 +175,7 @@ def runs() -> dict[tuple[str, float], tuple[float, Headroom]]:
     return results
 
 
+@pytest.mark.slow
 def test_only_greedy_drafts_are_judged_at_their_optimum(runs) -> None:
     for (name, _), (_, head) in runs.items():
         spread = np.sqrt(head.acceptance * (1 - head.acceptance) / head.examined)
@@ -184,6 +185,7 @@ def test_only_greedy_drafts_are_judged_at_their_optimum(runs) -> None:
             assert head.acceptance < head.optimum
 
 
+@pytest.mark.slow
 def test_greedy_drafts_lead_at_low_temperature_and_lose_it(runs) -> None:
     lead = {
         t: runs["greedy, transport", t][0] / runs["i.i.d., recursive", t][0] for t in (0.3, 1.0)

@@ -15,7 +15,7 @@ here; its claim is the ordering.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -101,6 +101,7 @@ def made(name: str) -> Drafter:
     return registry.make("drafter", "rasd", drafter=draft, index=STORE, retrievers=(), **extra)
 
 
+@cache
 def measured(name: str, language: str) -> tuple[float, float]:
     """tau, and accepted tokens per 100 nodes."""
     given = passes = accepted = nodes = 0
@@ -120,33 +121,26 @@ def measured(name: str, language: str) -> tuple[float, float]:
         stats = recorder.of(seq)
         given, passes = given + LENGTH, passes + stats.passes
         accepted, nodes = accepted + stats.accepted, nodes + stats.drafted
-    return given / passes, 100 * accepted / max(1, nodes)
-
-
-NAMES = ("draft only", "retrieval only", "fused", "fused, unpruned", "fused, all pruned")
-
-
-@pytest.fixture(scope="module")
-def taus() -> dict[tuple[str, str], float]:
-    found = {}
-    for name in NAMES:
-        rows = {language: measured(name, language) for language in LANGUAGES}
-        found |= {(name, language): tau for language, (tau, _) in rows.items()}
-        print(
-            f"{name}: {rows['A'][0]:.2f} in A, {rows['B'][0]:.2f} in B, "
-            f"{rows['B'][1]:.1f} per 100 nodes"
-        )
+    found = given / passes, 100 * accepted / max(1, nodes)
+    print(f"{name}: {found[0]:.2f} in {language}, {found[1]:.1f} per 100 nodes")
     return found
 
 
-def test_in_the_drafts_own_domain_little_changes(taus) -> None:
-    assert 0.93 < taus["fused", "A"] / taus["draft only", "A"] < 1.1
+def tau(name: str, language: str) -> float:
+    return measured(name, language)[0]
 
 
-def test_out_of_it_retrieval_lifts_the_draft(taus) -> None:
-    assert taus["fused", "B"] >= 1.2 * taus["draft only", "B"]
+def test_out_of_its_domain_retrieval_lifts_the_draft() -> None:
+    assert tau("fused", "B") >= 1.2 * tau("draft only", "B")
 
 
-def test_pruning_costs_least_where_long_matches_are_spared(taus) -> None:
-    assert taus["fused", "B"] >= 0.85 * taus["fused, unpruned", "B"]
-    assert taus["fused", "B"] >= taus["fused, all pruned", "B"]
+@pytest.mark.slow
+def test_in_the_drafts_own_domain_little_changes() -> None:
+    assert 0.93 < tau("fused", "A") / tau("draft only", "A") < 1.1
+
+
+@pytest.mark.slow
+def test_pruning_costs_least_where_long_matches_are_spared() -> None:
+    assert tau("fused", "B") >= 0.85 * tau("fused, unpruned", "B")
+    assert tau("fused", "B") >= tau("fused, all pruned", "B")
+    assert tau("fused", "B") > 0.85 * tau("retrieval only", "B")

@@ -90,6 +90,7 @@ def test_text_of_the_same_kind_drafts_better(held, own) -> None:
     assert near > 2 > far >= 1
 
 
+@pytest.mark.slow
 def test_more_text_drafts_better_and_costs_little_more(held, own) -> None:
     """Tau rises with the datastore; times are printed only."""
     taus = []

@@ -95,6 +95,7 @@ def test_a_matrix_is_warm_after_a_few_requests(greedy) -> None:
     assert halves[1] > halves[0] > 1.5
 
 
+@pytest.mark.slow
 def test_easy_and_hard_problems_gain_alike(model) -> None:
     """The paper's tasks lie within 1.8 to 2.4 of each other; here the levels of one task."""
     drafter = fresh("token_recycling")
@@ -104,6 +105,7 @@ def test_easy_and_hard_problems_gain_alike(model) -> None:
     assert max(taus) / min(taus) < 1.3
 
 
+@pytest.mark.slow
 def test_more_trajectories_are_no_gain(model) -> None:
     """The successors of one token are soon known: unlike STAND's, they do not grow with context."""
     drafter = fresh("token_recycling")

@@ -56,7 +56,6 @@ def drafting(tiny_chat: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
-def chat(tiny_chat: Path) -> Iterator[Served]:
-    """The tiny model, served by the command."""
-    with command(tiny_chat, "--max-seqs", 8, "--name", "tiny") as served:
-        yield served
+def chat(drafting: Served) -> Served:
+    """The tiny model, served by the command: the same server."""
+    return drafting

@@ -246,6 +246,7 @@ def test_a_dead_engine_thread_is_told(tiny_chat: Path) -> None:
         assert health.status_code == 503 and health.json()["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_signal_lets_requests_finish(tiny_chat: Path) -> None:
     with command(tiny_chat, "--name", "tiny", "--drain", 20) as served:
         assert served.process is not None

@@ -165,7 +165,13 @@ def test_ctrl_c_while_a_model_is_loaded(tiny_chat: Path) -> None:
     assert said.startswith("interrupted")
 
 
-@pytest.mark.parametrize("place", ["cli.options.check_parts", "serving.service.Service.__init__"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cli.options.check_parts",
+        pytest.param("serving.service.Service.__init__", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_where_kernels_are_loaded(place: str, tiny_chat: Path) -> None:
     """Compilers call back from C, where an exception is dropped; what is missing then crashes."""
     code = f"""

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from served import GO, command, environment
+import pytest
+
+import forerun
+from served import GO, environment, thread
 
 
 def test_a_context_of_sixteen_is_served_to_its_end(tiny_chat: Path) -> None:
-    with command(tiny_chat, "--context", 16, "--name", "tiny") as served:
+    with thread(forerun.load(tiny_chat, context=16)) as served:
         reply = served.post(
             "/v1/completions", json=GO | {"prompt": [7], "ignore_eos": True, "max_tokens": 15}
         )
@@ -25,6 +28,7 @@ def test_a_context_of_sixteen_is_served_to_its_end(tiny_chat: Path) -> None:
         assert reply.status_code == 400 and "16" in reply.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_more_context_than_there_is_is_said_in_one_line(tiny_chat: Path) -> None:
     words = [sys.executable, "-m", "forerun.cli.main", "serve", str(tiny_chat), "--port", "0"]
     process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import sys
@@ -113,12 +112,9 @@ def skip_measurements(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def unmeasured(monkeypatch: pytest.MonkeyPatch, threads: None) -> Iterator[None]:
+def unmeasured(monkeypatch: pytest.MonkeyPatch, threads: None, short_collections: None) -> None:
     """The machine is not measured, and a full garbage collection is short."""
     skip_measurements(monkeypatch)
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

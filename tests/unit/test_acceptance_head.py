@@ -187,6 +187,7 @@ def test_the_recipe_runs_whole(tmp_path):
     assert AcceptanceHead(head=str(tmp_path)).head.width == 128
 
 
+@pytest.mark.slow
 def test_a_resumed_run_learns_the_same_head(tmp_path):
     """Labels are drawn at every step; a resumed run draws the same ones."""
     options = {"problems": 4, "max_tokens": 24, "micro_tokens": 256, "layers": 1, "batch": 4}

@@ -18,6 +18,8 @@ from forerun.lossless.distribution import next_law
 from forerun.search.best_of import best_of
 from forerun.search.superposed import superposed
 
+pytestmark = pytest.mark.usefixtures("short_collections")
+
 
 def test_threads_share_a_model(tiny_folder) -> None:
     """Runs take turns: each says what it says alone."""

@@ -486,7 +486,7 @@ def test_a_killed_run_goes_on_where_it_stopped(
         "-n",
         2,
         "--max-new-tokens",
-        300,
+        100,
         "--threads",
         1,
     ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,14 +135,11 @@ class Fake:
 
 
 @pytest.fixture(autouse=True)
-def no_measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_measurements(monkeypatch: pytest.MonkeyPatch, short_collections: None) -> None:
     """No memory is read, and a full garbage collection is short."""
     monkeypatch.setattr(hardware_limits, "read_bandwidth", lambda threads, **options: 12.5)
     monkeypatch.setattr(cpu_load, "lost_share", lambda *measured: 0.25)
     monkeypatch.setattr(cpu_load, "cpu_seconds", lambda: (9.0, 4.0))
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

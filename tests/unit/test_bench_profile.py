@@ -31,6 +31,8 @@ from forerun.models.layers import GatedMLP, Linear, RMSNorm
 from forerun.runner.attention import Pass
 from forerun.runner.native import kernels
 
+pytestmark = pytest.mark.usefixtures("short_collections")
+
 PROMPT = "the cat sat on the mat and"
 BARE = UntimedRuns(seconds=8.0, forward=6.0)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import Call
 from rich.console import Console
 
 import forerun
@@ -198,17 +196,16 @@ def test_every_command_is_known_and_a_misspelt_one_is_guessed(
     assert "there is no command" not in said
 
 
-def test_a_line_that_is_not_utf8_is_refused_and_the_next_is_answered(tiny_folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "forerun.cli.main", "chat", str(tiny_folder), "--max-new-tokens=4"],
-        input=b"the \xff cat\nthe c\xc3\xa4t\n/history\n",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-    )
-    first, *rest = done.stdout.decode().splitlines()
+def test_a_line_that_is_not_utf8_is_refused_and_the_next_is_answered(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
+) -> None:
+    typed = io.BytesIO(b"the \xff cat\nthe c\xc3\xa4t\n/history\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(typed, encoding="ascii"))
+    status, out, err = call("chat", tiny_folder, "--max-new-tokens=4")
+    first, *rest = out.splitlines()
     assert first.startswith("error: this line is not UTF-8 text: byte 0xff after 4 characters; ")
-    assert done.returncode == 0
-    assert "user: the c\u00e4t" in rest and b"error" not in done.stderr
+    assert status == 0
+    assert "user: the c\u00e4t" in rest and "error" not in err
 
 
 def test_closed_input_is_told(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> None:

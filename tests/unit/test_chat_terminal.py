@@ -66,6 +66,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
     """Someone who chats with a random model that repeats itself and hardly ends."""
     model = make_tiny(tmp_path / "model", context=8192)
     law = ("--temperature", "0", "--drafter", "prompt_lookup", "--max-new-tokens", "8000")
+    law += ("--controller", "fixed")  # drafts at once, whatever a pass costs here
     person = Person(str(model), *law, FORERUN_CACHE=str(tmp_path / "cache"))
     yield person
     person.close()

@@ -63,6 +63,7 @@ def test_a_full_error_stream_is_no_other_error() -> None:
     assert shell("methods stnd 2> /dev/full").returncode == 2
 
 
+@pytest.mark.slow
 def test_files_may_have_any_name(tmp_path: Path, tiny_folder: Path) -> None:
     """Also one that is not UTF-8; what is printed is, and the call that is told finds the file."""
     name = os.fsencode(tmp_path) + b"/caf\xe9"

@@ -35,6 +35,8 @@ from forerun.models.draft_link import FILE, companion
 from forerun.serving.methods import Methods
 from forerun.verifiers.speculative import Speculative
 
+pytestmark = pytest.mark.usefixtures("short_collections")
+
 OTHER = "have different vocabularies"
 
 

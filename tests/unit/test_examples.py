@@ -6,14 +6,25 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples"
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("[0-9]*.py")), ids=lambda file: file.stem)
+QUICK = {"01_generate", "03_write_a_drafter"}  # 02 and 05 have tests of what they print
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, id=file.stem, marks=() if file.stem in QUICK else pytest.mark.slow)
+        for file in sorted(FOLDER.glob("[0-9]*.py"))
+    ],
+)
 def test_an_example_runs(file: Path) -> None:
     done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -24,10 +35,10 @@ def test_an_example_runs(file: Path) -> None:
     ("file", "word", "said"),
     [
         ("02_best_of_n.py", "x", "'x'; give a number of samples"),
-        ("02_best_of_n.py", "0", "n must be an integer >= 1, got 0; give a number of samples"),
-        ("05_huggingface_model.py", "/nonexist", "there is no model folder /nonexist; check"),
-        ("06_search.py", "x", "'x'; give a number of samples"),
-        ("06_search.py", "0", "best of n, majority: n must be a whole number from 1 to 65536"),
+        slow("02_best_of_n.py", "0", "n must be an integer >= 1, got 0; give a number of samples"),
+        slow("05_huggingface_model.py", "/nonexist", "there is no model folder /nonexist; check"),
+        slow("06_search.py", "x", "'x'; give a number of samples"),
+        slow("06_search.py", "0", "best of n, majority: n must be a whole number from 1 to 65536"),
     ],
 )
 def test_a_wrong_word_is_one_line(file: str, word: str, said: str) -> None:

@@ -12,6 +12,8 @@ from forerun.core.dice import SeededDice
 from forerun.core.records import Plan, Sequence
 from forerun.ngrams.tables.logits.pool import Memories
 
+pytestmark = pytest.mark.usefixtures("short_collections")
+
 
 def sequence(tokens: list[int]) -> Sequence:
     seq = made(tokens, 99, SeededDice(0))

@@ -55,6 +55,7 @@ def check(found: list[dict[str, Any]], capability: int) -> None:
             assert one["shared"] <= MAX_SHARED_SMALL, one
 
 
+@pytest.mark.slow
 def test_one_row_and_a_tree_compile_for_hopper(tmp_path: Path) -> None:
     found = compiled(90, tmp_path, "quick")
     assert {one["kernel"] for one in found} == ONE_ROW | FEW_ROWS

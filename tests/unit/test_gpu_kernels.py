@@ -3,6 +3,7 @@ one, elsewhere by Triton's interpreter."""
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -61,9 +62,18 @@ def test_gates_wider_than_a_program() -> None:
     torch.testing.assert_close(y.float(), F.silu(gate) * up, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("programs", [1, 1000], ids=["whole", "split"])
-@pytest.mark.parametrize(("window", "cap"), [(None, None), (300, None), (None, 5.0)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+WINDOWS_AND_CAPS = [(None, None), (300, None), (None, 5.0)]
+LOOKS = [*itertools.product((torch.float16, torch.float32), WINDOWS_AND_CAPS, (1, 1000))]
+QUICK_LOOKS = (0, 3, 5, 7)  # whole; split with a window, a cap, in fp32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "cap", "programs"),
+    [
+        pytest.param(dtype, *limits, programs, marks=() if n in QUICK_LOOKS else pytest.mark.slow)
+        for n, (dtype, limits, programs) in enumerate(LOOKS)
+    ],
+)
 def test_attention_over_long_texts_with_trees(
     programs: int,
     window: int | None,

@@ -93,8 +93,17 @@ def running(
 SAMPLINGS = [Sampling(temperature=0.3), Sampling(temperature=0.0)]
 
 
-@pytest.mark.parametrize("drafter", ["none", "stand", "auto:model=none"])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [
+        pytest.param("none", SAMPLINGS[1], id="greedy-none"),
+        pytest.param("stand", SAMPLINGS[0], id="sampled-stand"),
+        pytest.param("stand", SAMPLINGS[1], id="greedy-stand"),
+        pytest.param("auto:model=none", SAMPLINGS[1], id="greedy-auto"),
+        pytest.param("none", SAMPLINGS[0], id="sampled-none", marks=pytest.mark.slow),
+        pytest.param("auto:model=none", SAMPLINGS[0], id="sampled-auto", marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_waits_for_its_verdict_and_for_nothing_else(
     drafter: str, sampling: Sampling
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -94,17 +95,26 @@ def test_greedy_text_is_that_of_plain_generate(model: Any, name: str, drafter: s
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.8, "top_k": 5},
-        {"temperature": 1.2, "top_p": 0.8},
-        {"min_p": 0.2, "top_k": 0},
-        {"typical_p": 0.7, "top_k": 0},
-        {"repetition_penalty": 1.5, "temperature": 0.7, "top_k": 0},
-    ],
-    ids=str,
+LAWS = (
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.2, "top_p": 0.8},
+    {"min_p": 0.2, "top_k": 0},
+    {"typical_p": 0.7, "top_k": 0},
+    {"repetition_penalty": 1.5, "temperature": 0.7, "top_k": 0},
 )
+
+
+def laws() -> list:
+    """Quick: llama, but for `typical_p` (called for every row, as a penalty is); gpt2 once."""
+    quick = [("llama", options) for options in LAWS if "typical_p" not in options]
+    quick.append(("gpt2", LAWS[1]))
+    return [
+        pytest.param(*one, id=f"{one[0]}-{one[1]}", marks=() if one in quick else pytest.mark.slow)
+        for one in itertools.product(("llama", "gpt2"), LAWS)
+    ]
+
+
+@pytest.mark.parametrize(("model", "options"), laws(), indirect=["model"])
 def test_samples_follow_the_law_of_generate(model: Any, options: dict[str, Any]) -> None:
     """Second tokens after every first one, 3000 samples that share a memory, chi-square."""
     prompt, num = torch.tensor([[5, 6, 7, 5, 6]]), 3000

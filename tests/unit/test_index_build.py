@@ -36,7 +36,14 @@ def numbers(tmp_path: Path) -> Path:
 # parts
 
 
-@pytest.mark.parametrize(("width", "shards"), [(1, 1), (2, 3), (4, 3)])
+@pytest.mark.parametrize(
+    ("width", "shards"),
+    [
+        (2, 3),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(4, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_parts_give_the_same_files_as_a_whole(
     numbers: Path, tmp_path: Path, width: int, shards: int
 ) -> None:

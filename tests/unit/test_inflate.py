@@ -96,6 +96,7 @@ def test_every_family_keeps_its_law(name, times, tmp_path, small_sizes):
     assert difference(logits(source, ids), logits(tmp_path / "big", ids)) < 2e-5
 
 
+@pytest.mark.slow
 def test_the_reasoner_at_a_tenth_of_a_billion(tmp_path):
     """bf16 weights computed in fp32: logits as the small one's, in transformers and in ours."""
     source = Path(embedded("reasoner"))

@@ -61,7 +61,10 @@ def test_child_processes_ignore_ctrl_c() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize(("name", "ignores_ctrl_c"), [("SIGINT", False), ("SIGTERM", True)])
+@pytest.mark.parametrize(
+    ("name", "ignores_ctrl_c"),
+    [("SIGTERM", True), pytest.param("SIGINT", False, marks=pytest.mark.slow)],
+)
 def test_a_signal_ends_a_command_and_saves_what_was_learned(
     tmp_path: Path, name: str, ignores_ctrl_c: bool
 ) -> None:

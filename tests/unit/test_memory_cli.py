@@ -139,6 +139,7 @@ def test_a_run_that_fails_saves_what_it_has_learned(
     assert status == 2 and "No space left" in err and tokens(path) == 8
 
 
+@pytest.mark.slow
 def test_interrupted_runs_save(tiny_folder: Path, path: Path) -> None:
     words = ("-m", tiny_folder, *CAT, "-n", 500, "--json", "--memory", path, "--nodes", 8)
     printed = interrupted("generate", *words)

@@ -130,7 +130,13 @@ def test_tokens_without_a_row_are_refused(tmp_path: Path) -> None:
         forward(runner, [sequence([3, -1, 4])], [EMPTY])
 
 
-@pytest.mark.parametrize("level", LEVELS[: kernels().level + 1])
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(level, marks=() if level == "avx2" else pytest.mark.slow)
+        for level in LEVELS[: kernels().level + 1]  # the last one is that of all other tests
+    ],
+)
 def test_every_instruction_set(level: str, tmp_path: Path) -> None:
     """The same checks in a process that may use no more than `level`; "off" is torch."""
     saved("llama", tmp_path, **NATIVE["llama"])

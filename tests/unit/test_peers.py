@@ -356,6 +356,7 @@ class TestContestant:
             assert one.restarts == restarts
         one.close()
 
+    @pytest.mark.slow
     def test_who_shares_a_worker_that_died_begins_anew(self, sharing) -> None:
         one, two = sharing("fake"), sharing("fake:dies")
         one.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def test_numbers_have_one_form() -> None:
 
 
 GOOD = "def total(xs):\n    return sum(xs)"
+slow = partial(pytest.param, marks=pytest.mark.slow)  # each is a run of the sandbox
 
 
 @pytest.mark.parametrize(
@@ -152,18 +154,19 @@ GOOD = "def total(xs):\n    return sum(xs)"
     [
         (f"```python\n{GOOD}\n```", 1.0),
         (f"Here it is:\n\n```py\n{GOOD}\n```\nIt adds.\n```python\nprint(total(1))\n```", 1.0),
-        (f"```\nimport math\n```\n\n```python\n{GOOD}", 1.0),  # the limit of tokens cut the block
+        # the limit of tokens cut the block
+        slow(f"```\nimport math\n```\n\n```python\n{GOOD}", 1.0),
         ("1. So:\n   ```python\n   def total(xs):\n       return sum(xs)\n   ```", 1.0),
-        (f"```python\nfrom __future__ import annotations\n{GOOD}\n```", 1.0),
+        slow(f"```python\nfrom __future__ import annotations\n{GOOD}\n```", 1.0),
         (f"Sure.\n{GOOD}\n\nThis adds the numbers.", 1.0),
-        ("```python\ndef total(xs: List[int]) -> int:\n    return sum(xs)\n```", 1.0),
+        slow("```python\ndef total(xs: List[int]) -> int:\n    return sum(xs)\n```", 1.0),
         ("    return sum(xs)\n\n\ndef other():\n    pass", 1.0),  # a base model goes on
-        ("```python\n    return sum(xs)\n```", 1.0),
-        ("```python\nreturn sum(xs)\n```", 1.0),
+        slow("```python\n    return sum(xs)\n```", 1.0),
+        slow("```python\nreturn sum(xs)\n```", 1.0),
         ("    return sum(xs) + 1", 0.0),
-        ("def total(xs):\n    return", 0.0),
+        slow("def total(xs):\n    return", 0.0),
         ("", 0.0),
-        ("I cannot do that.", 0.0),
+        slow("I cannot do that.", 0.0),
     ],
 )
 def test_humaneval_runs_what_the_answer_defines(text: str, score: float, write: Any) -> None:
@@ -176,13 +179,13 @@ def test_humaneval_runs_what_the_answer_defines(text: str, score: float, write: 
     [
         ("```python\ndef double(x):\n    return x + x\n```\nDone.", 1.0),
         ("def double(x): return x * 2\n\nassert double(", 1.0),
-        ("TWO = 2\ndef double(x): return x * TWO\n", 1.0),
+        slow("TWO = 2\ndef double(x): return x * TWO\n", 1.0),
         ("```python\ndef double(x):\n    return x + x\n\nassert double(2) == 5\n```", 1.0),
-        ("```python\ndef double(x):\n    return x + x\n\nx = double(1 / 0)\n```", 1.0),
+        slow("```python\ndef double(x):\n    return x + x\n\nx = double(1 / 0)\n```", 1.0),
         ("```python\nimport sys\ndef double(x): sys.exit(0)\n```", 0.0),
         ("```python\ndef twice(x):\n    return 2 * x\n```", 0.0),
-        ("```python\ndef double(x):\n    return abs(2 * x)\n```", 0.0),
-        ("```python\nimport sys\nsys.exit(0)\n```", 0.0),
+        slow("```python\ndef double(x):\n    return abs(2 * x)\n```", 0.0),
+        slow("```python\nimport sys\nsys.exit(0)\n```", 0.0),
     ],
 )
 def test_mbpp_runs_what_the_answer_defines(text: str, score: float, write: Any) -> None:

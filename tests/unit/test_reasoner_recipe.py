@@ -117,6 +117,7 @@ def test_more_problems_make_a_short_shard_again(tmp_path, monkeypatch):
     assert more.documents().document(9).tolist() == ids and prompt < len(ids)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
     recipes = {
         tmp_path / "alone": small(max_steps=2, micro_batches=2),

@@ -20,6 +20,8 @@ from forerun.ngrams.tables.suffix.response_store import (
     unpack,
 )
 
+pytestmark = pytest.mark.usefixtures("short_collections")
+
 
 class Log:
     """A store that keeps its texts as lists, four bytes a token; the oldest go."""

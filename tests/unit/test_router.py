@@ -160,7 +160,7 @@ def test_a_part_that_has_learned_is_found_again() -> None:
 
 def test_what_was_hardly_used_of_late_is_tried_again() -> None:
     router = Router(parts=(Says(truth), Says(wrong)))
-    _, (stats,) = run(router, count=40000)
+    _, (stats,) = run(router, count=10000)
     tried = stats.drafted_by[SECOND] / stats.drafted
     assert 0.005 < tried < 0.05
     _, (stats,) = run(Router(parts=(Says(truth), Says(wrong)), optimism=0.0), count=4000)

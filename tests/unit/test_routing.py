@@ -33,6 +33,8 @@ from forerun.errors import CapacityError, ConfigError
 from forerun.verifiers.recursive import Recursive
 from harness import distance
 
+pytestmark = pytest.mark.usefixtures("short_collections")
+
 
 def test_a_cascade_asks_in_order_until_somebody_answers() -> None:
     for order, name in (((truth, wrong), FIRST), ((silent, truth), SECOND)):

@@ -96,7 +96,11 @@ def random_law(
 
 @pytest.mark.parametrize(
     ("dice", "dtype"),
-    [(SeededDice, np.float32), (SeededDice, np.float64), (LateDice, np.float64)],
+    [
+        (SeededDice, np.float32),
+        (LateDice, np.float64),
+        pytest.param(SeededDice, np.float64, marks=pytest.mark.slow),
+    ],
 )
 def test_same_outcome_as_plain_on_random_trees(dice: type, dtype: type) -> None:
     fast, plain, depths = Speculative(), Recursive(), []

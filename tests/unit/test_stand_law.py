@@ -135,6 +135,7 @@ def decode(chain: np.ndarray, length: int, regroup: int) -> tuple[list[Sequence]
     return seqs, rounds, rejected
 
 
+@pytest.mark.slow
 def test_joint_law_of_two_trajectories_that_share_a_memory() -> None:
     """4 tokens at a time, given the two before: chi-square over all 16 x 256 strings."""
     rng = np.random.default_rng(5)

@@ -125,7 +125,7 @@ def test_one_by_one_has_the_law_of_drawing_whole_paths() -> None:
         assert found[paths] == pytest.approx(chance, abs=1e-12)
 
 
-@pytest.mark.parametrize("misses", [(), (1,)])
+@pytest.mark.parametrize("misses", [(1,), pytest.param((), marks=pytest.mark.slow)])
 def test_race_has_the_law_of_one_by_one(misses: tuple[int, ...]) -> None:
     """Whole trees, siblings in order; with `misses` the source knows nothing after a token."""
 

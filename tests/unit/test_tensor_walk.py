@@ -35,8 +35,8 @@ def plainly(tree: Tree, p: np.ndarray, dice: SeededDice):
     ("dice", "dtype", "vocab"),
     [
         (SeededDice, np.float32, 50),
-        (SeededDice, np.float64, 50),
-        (LateDice, np.float64, 50),
+        pytest.param(SeededDice, np.float64, 50, marks=pytest.mark.slow),
+        pytest.param(LateDice, np.float64, 50, marks=pytest.mark.slow),
         (LateDice, np.float64, 2000),
     ],
 )

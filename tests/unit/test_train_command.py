@@ -53,6 +53,7 @@ def python(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
     sizes = {"reasoner": reasoner.Size(hidden=32, layers=1, heads=2, kv_heads=1, inner=48)}
     monkeypatch.setattr(reasoner, "SIZES", sizes)

@@ -86,8 +86,8 @@ def test_random_instances_reach_the_optimum_of_their_drafts() -> None:
     ("dice", "dtype", "vocab"),
     [
         (SeededDice, np.float32, 50),
-        (SeededDice, np.float64, 50),
-        (LateDice, np.float64, 50),
+        pytest.param(SeededDice, np.float64, 50, marks=pytest.mark.slow),
+        pytest.param(LateDice, np.float64, 50, marks=pytest.mark.slow),
         (LateDice, np.float64, 5000),  # several blocks, the last one short
     ],
 )

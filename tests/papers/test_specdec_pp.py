@@ -112,7 +112,7 @@ def test_the_head_knows_which_tokens_are_accepted(pair) -> None:
 
     def heard(seq, path):
         row = plain(seq, path)
-        row_of[id(seq), tuple(seq.tokens) + path] = head.head.chance(row.float().cpu().numpy())
+        row_of[id(seq), tuple(seq.tokens) + path] = head.head.probability(row.float().cpu().numpy())
         return row
 
     def hear(step: Step) -> None:

@@ -111,7 +111,7 @@ def test_head_is_the_trained_module_and_survives_a_file(tmp_path):
         assert head.layers == layers and len(head.weights) == (1 if shared else layers)
         for row in torch.randn(5, WIDTH):
             expected = float(module(row)[1].exp().detach())
-            assert head.chance(row.numpy()) == pytest.approx(expected, abs=1e-6)
+            assert head.probability(row.numpy()) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("options", [{"threshold": 1.5}, {"least": 0}, {"least": 9, "most": 3}])
@@ -169,7 +169,7 @@ def test_the_embedded_draft_has_its_head():
 
     controller = registry.make("controller", "acceptance_head")
     controller.bind(FakeTarget(table_law(1)), DraftModel(model=embedded("draft")))
-    chances = [controller.head.chance(row) for row in np.eye(128, dtype=np.float32)]
+    chances = [controller.head.probability(row) for row in np.eye(128, dtype=np.float32)]
     assert controller.head.width == 128 and 0 < min(chances) < max(chances) < 1
 
 

@@ -48,7 +48,7 @@ def taught(seed: int, vocab: int) -> LogitMemory:
         context = rng.integers(0, vocab, rng.integers(1, 4)).tolist()
         one = memory if memory.fallback is None or i % 4 == 0 else memory.fallback
         one.update(context, rng.choice(vocab, size, replace=False), probs)
-    for chances in memory.chances.values():
+    for chances in memory.acceptance.values():
         chances.hits = chances.tries * rng.uniform(0.05, 0.95, chances.hits.shape)
     return memory
 
@@ -69,7 +69,7 @@ def test_the_kernel_grows_the_tree_of_the_plain_grower(seed: int, drawn: bool) -
     room = fast.peek(plan.nodes * memory.entries) if drawn else None
     tree, used = memory.grow(tokens, plan, uniforms=room)
     fast.skip(used)
-    dynamic = Dynamic(drawn=drawn, chances=memory.chances[drawn])
+    dynamic = Dynamic(drawn=drawn, acceptance=memory.acceptance[drawn])
     seq = sequence(tuple(tokens), 5, plain)
     (expected,) = grow([seq], [plan], [plain], Recall(memory), dynamic)
     for name in (*ARRAYS, "rows", "cells"):
@@ -80,7 +80,7 @@ def test_the_kernel_grows_the_tree_of_the_plain_grower(seed: int, drawn: bool) -
 def drafted(plan: Plan, chances: AcceptanceCounts | None = None) -> Tree:
     dice = SeededDice(3)
     seq = sequence((0, 1), 5, dice)
-    return grow([seq], [plan], [dice], TableSource(table_law(2)), Dynamic(chances=chances))[0]
+    return grow([seq], [plan], [dice], TableSource(table_law(2)), Dynamic(acceptance=chances))[0]
 
 
 def test_it_keeps_to_the_plan() -> None:
@@ -140,7 +140,7 @@ def test_what_others_taught_is_left_out_where_it_is_accepted_less() -> None:
     own.set_fallback(others)
     for token in (0, 1, 2):
         (own if token < 2 else others).update([token], [token, 2 - token], [0.6, 0.4])
-    chances = own.chances[False]
+    chances = own.acceptance[False]
     chances.hits[:] = 0.8 * chances.tries
     chances.hits[2 * NUM_GRADES // NUM_LEVELS :] *= 0.1
     plan = Plan(8, 1, min_acceptance=0.2)

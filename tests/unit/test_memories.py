@@ -225,12 +225,12 @@ def test_what_one_part_has_learned_is_saved_in_its_own_form(tmp_path: Path) -> N
 
 def test_chances_come_back_with_a_memory(tmp_path: Path) -> None:
     path, drafter = tmp_path / "a.mem", taught()
-    chances = drafter.memory(sequence([1])).chances
+    chances = drafter.memory(sequence([1])).acceptance
     chances[True].hits[:] *= 0.5
     MemoryFile(path, drafter, ORIGIN).save()
     copy = Stand(context=2, entries=4)
     MemoryFile(path, copy, ORIGIN).load()
-    found = copy.memory(sequence([1])).chances
+    found = copy.memory(sequence([1])).acceptance
     for drawn in (True, False):
         np.testing.assert_allclose(found[drawn].rates, chances[drawn].rates, rtol=1e-6)
 

@@ -67,11 +67,13 @@ def test_two_of_one_class_learn_from_their_own_nodes_alone() -> None:
     run(Router(parts=(taught, fresh), optimism=2.0), seqs=2)
     fuse = Fuse(parts=(taught, fresh))
     seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
-    before = taught.memory(seq).chances[False].tries.sum()
-    assert fresh.memory(seq).chances[False].tries.sum() == AcceptanceCounts(drawn=False).tries.sum()
+    before = taught.memory(seq).acceptance[False].tries.sum()
+    assert (
+        fresh.memory(seq).acceptance[False].tries.sum() == AcceptanceCounts(drawn=False).tries.sum()
+    )
     _, (stats,) = run(fuse)
     assert set(stats.drafted_by) == {"stand", "stand 2"}
-    assert taught.memory(seq).chances[False].tries.sum() > before
+    assert taught.memory(seq).acceptance[False].tries.sum() > before
 
 
 def test_names_are_told_apart_however_deep_they_lie() -> None:

@@ -54,7 +54,7 @@ def trials(drafter: Stand, drawn: bool = True) -> float:
     """Trials counted beyond those that are believed at first."""
     memories = drafter._memories._pool._memories.values()
     first = AcceptanceCounts(drawn=drawn).tries.sum()
-    return sum(memory.chances[drawn].tries.sum() - first for memory in memories)
+    return sum(memory.acceptance[drawn].tries.sum() - first for memory in memories)
 
 
 def run(drafter: Drafter, tokens: int = 60) -> list[Step]:

@@ -302,7 +302,7 @@ def test_in_a_wide_scope_a_group_believes_itself_first(group: object) -> None:
     drafter.forget("b")
     back = sequence([4, 1], group=group)
     assert drafter.memory(back).observed == 0 and drafter.memory(back).fallback.observed == 4
-    assert drafter.memory(back).chances is drafter.memory(other).chances
+    assert drafter.memory(back).acceptance is drafter.memory(other).acceptance
 
 
 def test_all_memories_together_keep_to_the_budget() -> None:

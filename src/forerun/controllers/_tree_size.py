@@ -95,22 +95,22 @@ def choose(
     pass. plain: tokens per second without drafts.
     """
     size, nodes = len(estimates), estimates.shape[2] - 1
-    chances = np.empty(size * nodes)
+    ranks = np.empty(size * nodes)  # minus the acceptance of each node and its ancestors
     for s in range(size):
         least = np.inf
         for i in range(nodes):
             least = min(least, estimates[s, 0, i])
-            chances[s * nodes + i] = -prices[s, 0] * least
-    order = np.argsort(chances, kind="mergesort")
+            ranks[s * nodes + i] = -prices[s, 0] * least
+    order = np.argsort(ranks, kind="mergesort")
     # of the nodes so far: expected tokens and drafting seconds
     expected = drafting = best_speed = best_expected = best_rows = best_pass = 0.0
     made, taken = float(roots), 0  # expected rows; nodes of the best choice
     for k in range(len(order)):
         s, i = order[k] // nodes, order[k] % nodes
-        chance = estimates[s, 1, i]
-        made += chance
-        expected += prices[s, 0] * chance * estimates[s, 0, i]
-        drafting += chance * prices[s, 2] + (prices[s, 1] if i == 0 else 0.0)
+        present = estimates[s, 1, i]  # probability that the draft has this node
+        made += present
+        expected += prices[s, 0] * present * estimates[s, 0, i]
+        drafting += present * prices[s, 2] + (prices[s, 1] if i == 0 else 0.0)
         whole = _pass(made, rows, seconds)
         speed = (num + expected) / (whole + drafting + overhead)
         if speed > best_speed:

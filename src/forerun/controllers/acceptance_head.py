@@ -73,15 +73,15 @@ class StopRule:
     def __init__(self, controller: AcceptanceHead, seq: Sequence) -> None:
         self.controller, self.seq = controller, seq
         self.path: list[int] = []
-        self.chance = 1.0  # probability that all scored tokens are accepted
+        self.probability = 1.0  # probability that all scored tokens are accepted
 
     def __call__(self, q: Proposal, token: int) -> bool:
         c = self.controller
         if self.path and c.runner is not None:  # the first row belongs to a verified token
             row = c.runner.hidden_at(self.seq, tuple(self.path))
-            self.chance *= c.head.chance(row.float().cpu().numpy())
+            self.probability *= c.head.probability(row.float().cpu().numpy())
         self.path.append(token)
-        return len(self.path) >= c.least and 1 - self.chance > c.threshold
+        return len(self.path) >= c.least and 1 - self.probability > c.threshold
 
 
 class Head:
@@ -102,7 +102,7 @@ class Head:
         self.layers = len(weights) if layers is None else layers
         self.width = out.shape[1]
 
-    def chance(self, row: np.ndarray) -> float:
+    def probability(self, row: np.ndarray) -> float:
         """Acceptance probability of the token with hidden row [d]."""
         e = row
         for i in range(self.layers):

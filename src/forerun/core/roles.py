@@ -37,6 +37,7 @@ class Target(ABC):
     curve: Cost | None = None  # measured times of forward passes
     cost: Cost | None = None  # measured times of steps
     is_async = False  # whether a device computes between `launch` and `collect`
+    is_stateful = False  # whether distributions depend on state that `commit` updates
     is_slow_at_first = False  # whether the first pass of each shape compiles
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # see `ForwardBatch.kinds`
 

@@ -102,17 +102,17 @@ class ScopedMemories:
         self.keep(tenant)
         memory = self._pool[self._kept_key(tenant)]
         counts = {"tokens": memory.observed, "evicted": memory.evicted}
-        rows, chances = memory.rows(), memory.chances
-        return serialize.to_snapshot("stand", rows, self._settings, counts, chances)
+        rows, acceptance = memory.rows(), memory.acceptance
+        return serialize.to_snapshot("stand", rows, self._settings, counts, acceptance)
 
     def restore(self, snapshot: Snapshot, tenant: str) -> None:
         """`Persistent.restore`."""
         snapshot.expect("stand")
         snapshot.check(self._settings)
-        rows, chances = serialize.from_snapshot(snapshot)
+        rows, acceptance = serialize.from_snapshot(snapshot)
         self.keep(tenant)
         memory = self._pool.reset(self._kept_key(tenant))
-        memory.chances = chances
+        memory.acceptance = acceptance
         self._pool.make_room(memory.growth(len(rows.keys)))
         memory.budget = min(memory.budget, int(MAX_FALLBACK_SHARE * self._pool.budget))
         memory.load_rows(rows, snapshot.counts["tokens"])

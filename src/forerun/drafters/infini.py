@@ -141,11 +141,11 @@ class Infini(Drafter):
         """The tree of a template grower, by one kernel call."""
         grower, source = self._grower(seq), self.source
         assert isinstance(grower, Gumbel | TopTemplate)
-        wish, query = source.wish(seq.sampling), self.index.ids(seq.tokens[-source.context :])
+        options, query = source.options(seq.sampling), self.index.ids(seq.tokens[-source.context :])
         shape = grower.template.first(plan.nodes)
-        max_draws = plan.nodes * wish.entries
+        max_draws = plan.nodes * options.entries
         uniforms = dice.peek(max_draws) if isinstance(grower, Gumbel) else None
-        tree, used = draft(self.index, query, wish, shape, plan.depth, uniforms)
+        tree, used = draft(self.index, query, options, shape, plan.depth, uniforms)
         dice.skip(used)
         return tree
 
@@ -169,7 +169,7 @@ class IndexSource(Source):
         self.min_length, self.min_count, self.entries = min_length, min_count, entries
         self.vocab_size = index.eos + 1  # replaced by the target's
 
-    def wish(self, sampling: Sampling) -> IndexOptions:
+    def options(self, sampling: Sampling) -> IndexOptions:
         """The options and the request's temperature, for the kernel."""
         index, power = self.index, 1.0 if sampling.is_greedy else 1 / sampling.temperature
         kept = self.context, self.min_length, self.min_count, self.entries, self.max_support

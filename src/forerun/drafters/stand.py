@@ -186,7 +186,7 @@ class Stand(PerSequence, Persistent):
     def _grower(self, seq: Sequence, draws: bool) -> Grower:
         """The plain grower that draws the same trees as the kernels."""
         if self.is_dynamic:
-            return Dynamic(drawn=draws, chances=self.memory(seq).chances[draws])
+            return Dynamic(drawn=draws, acceptance=self.memory(seq).acceptance[draws])
         return Gumbel(template=self.template) if draws else TopTemplate(template=self.template)
 
     def _count(self, memory: LogitMemory, tree: Tree, accepted: list[int]) -> None:
@@ -197,7 +197,7 @@ class Stand(PerSequence, Persistent):
         own = 0 if cells is tree.cells else int(cells.argmax())  # a node of this drafter, if any
         if cells.item(own) >= 0:
             is_drawn = tree.laws.item(own) != POINT
-            memory.chances[is_drawn].learn(tree.parents, cells, accepted)
+            memory.acceptance[is_drawn].learn(tree.parents, cells, accepted)
 
     def _learn(self, memory: LogitMemory, step: Step, i: int) -> None:
         """Stores the distributions at the visited nodes of sequence i."""

@@ -91,11 +91,11 @@ class Suffix(PerSequence, Persistent):
         """The draft with the higher score; in a tie that of the request; None without one."""
         reader = self._responses.follow(seq)
         width = plan.nodes if self.branches else 1
-        wish = DraftLimits(plan.nodes, plan.depth, self.factor, self.offset, self.min_prob, width)
-        draft = reader.own.draft(reader.text, wish)
+        limits = DraftLimits(plan.nodes, plan.depth, self.factor, self.offset, self.min_prob, width)
+        draft = reader.own.draft(reader.text, limits)
         if reader.shared is not None:
             at_least = 0.0 if draft is None else draft.score
-            draft = reader.shared.draft(reader.entry, wish, at_least) or draft
+            draft = reader.shared.draft(reader.entry, limits, at_least) or draft
         return None if draft is None or draft.score < self.min_score else draft
 
     def finish(self, seq: Sequence) -> None:

@@ -26,12 +26,12 @@ class Dynamic(Grower):
     records the cell of the acceptance table per node, for `AcceptanceCounts.learn`.
     """
 
-    def __init__(self, *, drawn: bool = True, chances: AcceptanceCounts | None = None) -> None:
+    def __init__(self, *, drawn: bool = True, acceptance: AcceptanceCounts | None = None) -> None:
         self.labels = frozenset({"swor" if drawn else "point"})
-        self.drawn, self.chances = drawn, chances or AcceptanceCounts(drawn=drawn)
+        self.drawn, self.acceptance = drawn, acceptance or AcceptanceCounts(drawn=drawn)
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
-        tree, rates = TreeBuilder(), self.chances.rates
+        tree, rates = TreeBuilder(), self.acceptance.rates
         known: dict[int, Proposal] = {}  # node -> q of its children
         orders: dict[int, list[int]] = {}  # node -> entries of q in the order of its children
         left = {-1: 1.0}  # P(node accepted, and none of its children so far)

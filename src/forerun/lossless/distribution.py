@@ -244,7 +244,7 @@ def next_logits(
 ) -> Any:
     """The processed logits [V] of the next token from one plain pass."""
     every = (Adjust(model.tokenizer.eos_ids), *shapers)
-    is_stateful = getattr(model.target, "is_stateful", False)
+    is_stateful = model.target.is_stateful
     tokens = list(prompt) if is_stateful else [*prompt, *generated]
     seq = Sequence(tokens, len(prompt), sampling, SeededDice(0), limit=sampling.max_new_tokens)
     with model.target.lock:

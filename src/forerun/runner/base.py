@@ -162,10 +162,10 @@ class Runner(Target):
         """
         if self.version != self.weights_version:
             self.forget_cells()
-        wishes: dict[Sequence, list[Path]] = {}
+        paths_of: dict[Sequence, list[Path]] = {}
         for seq, path in requests:
-            wishes.setdefault(seq, []).append(path)
-        works = {seq: self._path_work(seq, paths) for seq, paths in wishes.items()}
+            paths_of.setdefault(seq, []).append(path)
+        works = {seq: self._path_work(seq, paths) for seq, paths in paths_of.items()}
         todo = [work for work in works.values() if work.num_rows]
         if todo:
             hidden, logits = self.run(todo, LOGITS | HIDDEN if self.keeps_hidden else LOGITS)

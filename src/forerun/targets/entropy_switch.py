@@ -178,14 +178,10 @@ class EntropySwitch(Target):
         for seq, verdict in zip(seqs, verdicts, strict=True):
             rows = self._rows.pop(seq)
             for node in [-1, *verdict.nodes][: len(seq.tokens) - rows.length]:
-                asked, after, spoke = (
-                    rows.mode(node).active,
-                    rows.after(node),
-                    rows.writer(node),
-                )
-                self.usage.tokens[spoke] += 1
-                self.usage.catch_up[asked] += asked != spoke
-                self.usage.switches += after.active != asked
+                active, after, writer = rows.mode(node).active, rows.after(node), rows.writer(node)
+                self.usage.tokens[writer] += 1
+                self.usage.catch_up[active] += active != writer
+                self.usage.switches += after.active != active
                 seq.scratch[self] = after
             rows.is_open = False
             for which in rows.used:
@@ -244,9 +240,9 @@ class SwitchRows(Rows):
         """Logits [V] of the active model at a node; of the first pass once the step is over."""
         if not self.is_open and node not in self._after:
             return super().row(node)
-        spoke = self.writer(node)
+        writer = self.writer(node)
         is_known = self.is_open or node in self._others
-        return self._logits(spoke if is_known else self.first, node)
+        return self._logits(writer if is_known else self.first, node)
 
     def mode(self, node: int) -> Mode:
         """The mode for the token after a node."""

@@ -173,5 +173,5 @@ def _check(config: DecoderConfig) -> None:
     if not is_plain:
         raise ConfigError(
             "a trained decoder layer needs pre-norm RMSNorm, RoPE and a gated MLP, as in llama and "
-            "qwen2, but the layers of this target differ; use a llama config of the same width"
+            "qwen2, but the layers of this target differ; use a llama config of the target's width"
         )

@@ -100,11 +100,11 @@ class Head:
         save_file(tensors, path)
 
 
-def logit(chance: float) -> float:
-    """log(chance / (1 - chance)); infinite at 0 and 1."""
-    if chance in (0.0, 1.0):
-        return math.inf if chance else -math.inf
-    return math.log(chance / (1 - chance))
+def logit(probability: float) -> float:
+    """log(probability / (1 - probability)); infinite at 0 and 1."""
+    if probability in (0.0, 1.0):
+        return math.inf if probability else -math.inf
+    return math.log(probability / (1 - probability))
 
 
 def read_head(name: str) -> Head:

@@ -80,7 +80,7 @@ def grow(
     root: np.ndarray,
     plan: Plan,
     temper: Temper,
-    chances: AcceptanceCounts,
+    acceptance: AcceptanceCounts,
     uniforms: np.ndarray | None,
     buffer: np.ndarray,
 ) -> tuple[Tree, int]:
@@ -101,8 +101,8 @@ def grow(
         plan.nodes,
         plan.depth,
         max(0.0, plan.min_acceptance),
-        chances.hits,
-        chances.tries,
+        acceptance.hits,
+        acceptance.tries,
         uniforms is not None,
         out.q_probs if uniforms is None else uniforms,
         *out,
@@ -170,14 +170,14 @@ def fill(
     clock: int,
     how: Temper,
     limits: tuple[int, int, float],
-    chances: tuple[np.ndarray, np.ndarray],
+    acceptance: tuple[np.ndarray, np.ndarray],
     is_drawn: bool,
     uniforms: np.ndarray,
     out: Buffers,
     work: Workspace,
 ) -> tuple[int, int, int]:
     """`grow_places` below the first context of `work`."""
-    (most, deepest, least), (hits, tries) = limits, chances
+    (most, deepest, least), (hits, tries) = limits, acceptance
     contexts, states, order, left, value, ids, probs, hashes, ahead = work
     larger = own if len(own.keys) > len(fallback.keys) else fallback
     left[0], value[0] = 1.0, 0.0

@@ -78,14 +78,14 @@ def merge(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
     counts = {name: sum(s.counts[name] for s in snapshots) for name in ("tokens", "evicted")}
     parts = [from_snapshot(snapshot) for snapshot in snapshots]
     rows = blend([rows for rows, _ in parts])
-    chances = {
+    acceptance = {
         d: AcceptanceCounts.sum([part[d] for _, part in parts], drawn=d) for d in (True, False)
     }
     max_rows = len(rows.keys)
     if max_bytes is not None:
         max_rows = max(0, max_bytes - SNAPSHOT_BYTES) // row_bytes(settings["entries"])
     counts["evicted"] += max(len(rows.keys) - max_rows, 0)
-    return to_snapshot(snapshots[0].kind, newest(rows, max_rows), settings, counts, chances)
+    return to_snapshot(snapshots[0].kind, newest(rows, max_rows), settings, counts, acceptance)
 
 
 def to_snapshot(
@@ -93,11 +93,13 @@ def to_snapshot(
     rows: Table,
     settings: dict[str, Any],
     counts: dict[str, int],
-    chances: dict[bool, AcceptanceCounts],
+    acceptance: dict[bool, AcceptanceCounts],
 ) -> Snapshot:
     """A snapshot of packed rows and the acceptance counts of both kinds of trees."""
     arrays = rows._asdict() | {
-        name: np.stack([getattr(chances[drawn], name) for drawn in (False, True)], dtype=np.float32)
+        name: np.stack(
+            [getattr(acceptance[drawn], name) for drawn in (False, True)], dtype=np.float32
+        )
         for name in CHANCES
     }
     return Snapshot(kind, arrays, settings, counts | {"contexts": len(rows.keys)})
@@ -116,15 +118,15 @@ def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, AcceptanceCount
             f"{', '.join(snapshot.arrays)}; use another memory file"
         )
     rows = check(Table(**columns), snapshot.settings["entries"])
-    chances = {drawn: AcceptanceCounts(drawn=drawn) for drawn in (False, True)}
+    acceptance = {drawn: AcceptanceCounts(drawn=drawn) for drawn in (False, True)}
     if any(array.shape != OLD_CHANCES_SHAPE for array in counts):
         if not are_counts(*counts):
             raise DataError(
                 "the trials and acceptances of draft nodes are invalid; use another memory file"
             )
-        for drawn, one in chances.items():
+        for drawn, one in acceptance.items():
             one.tries, one.hits = (a[int(drawn)].astype(np.float64) for a in counts)
-    return rows, chances
+    return rows, acceptance
 
 
 def check(rows: Table, entries: int) -> Table:

@@ -59,7 +59,7 @@ class LogitMemory:
                 f"{64 * self.slot_bytes} bytes, got {budget}; raise the budget"
             )
         self.table = new_table(min(FIRST_SLOTS, self.slots_within(budget)), entries)
-        self.chances = {drawn: AcceptanceCounts(drawn=drawn) for drawn in (True, False)}
+        self.acceptance = {drawn: AcceptanceCounts(drawn=drawn) for drawn in (True, False)}
         self.fallback: LogitMemory | None = None
         self.clock = 0  # one tick per update
         self.evicted = 0  # contexts dropped so far
@@ -88,7 +88,7 @@ class LogitMemory:
         Both share the acceptance counts of the fallback.
         """
         self.fallback, self.clock = fallback, fallback.clock
-        self.chances = fallback.chances
+        self.acceptance = fallback.acceptance
 
     def slots_within(self, budget: int) -> int:
         """Number of slots in `budget` bytes."""
@@ -133,7 +133,7 @@ class LogitMemory:
         uniforms: np.ndarray | None = None,
     ) -> tuple[Tree, int]:
         """A tree grown best first, and the number of uniforms used: see `draft_dynamic.grow`."""
-        root, chances = self.context(tokens), self.chances[uniforms is not None]
+        root, acceptance = self.context(tokens), self.acceptance[uniforms is not None]
         if plan.nodes > self._nodes:
             self._nodes = plan.nodes
             self._grow_space = draft_dynamic.new_workspace(plan.nodes, self.entries, self.longest)
@@ -144,7 +144,7 @@ class LogitMemory:
             root,
             plan,
             temper,
-            chances,
+            acceptance,
             uniforms,
             self._grow_space,
         )
@@ -310,7 +310,7 @@ def warm_up() -> None:
     memory.lookup([1, 2])
     memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
     tree, _ = memory.grow([1, 2], Plan(1, 1), NEUTRAL, np.full(2, 0.5))
-    memory.chances[True].learn(tree.parents, tree.cells_of(""), [])
+    memory.acceptance[True].learn(tree.parents, tree.cells_of(""), [])
     for rows in (memory.table, memory.rows()):  # two array layouts
         kernels.rehash(rows, new_table(64, 2))
     kernels.evict(memory.table, 1, 1)

@@ -99,7 +99,7 @@ def wrong_pages(root: Path) -> list[str]:
 
 
 def wrong_sources(package: Path) -> list[str]:
-    """Folders of the package with more words of the list than allowed."""
+    """Folders or files below a folder of sources with more words of the list than allowed."""
     return over_limit(source_counts(package), SOURCE_LIMITS)
 
 

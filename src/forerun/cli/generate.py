@@ -339,7 +339,9 @@ def _controller(spec: str, nodes: int | None, depth: int | None) -> str:
     if not given:
         return spec
     if spec not in (registry.DEFAULT_CONTROLLER, "fixed"):
-        raise ConfigError(f"--nodes and --depth belong to controller 'fixed', not {spec!r}")
+        raise ConfigError(
+            f"--nodes and --depth belong to controller 'fixed', not {spec!r}; drop --controller"
+        )
     return "fixed:" + ",".join(f"{k}={v}" for k, v in given.items())
 
 

@@ -16,9 +16,9 @@ class Build(build_ext):
         try:
             super().build_extension(ext)
         except Exception:
-            beside = self.get_finalized_command("build_py").get_package_dir("forerun.runner.native")
+            source = self.get_finalized_command("build_py").get_package_dir("forerun.runner.native")
             name = self.get_ext_filename(ext.name)
-            for path in (Path(self.build_lib, name), Path(beside, Path(name).name)):
+            for path in (Path(self.build_lib, name), Path(source, Path(name).name)):
                 if path.exists():
                     path.unlink()
                     self.warn(f"{path} was of older sources and is removed")

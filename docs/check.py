@@ -100,7 +100,9 @@ def mistakes(root: Path) -> list[str]:
     wrong += check_parts.undocumented(methods)
     wrong += [*missing_pages(root), *undescribed_files(root)]
     wrong += check_words.wrong_numbers(root) + check_words.wrong_pages(root)
-    return wrong + check_words.wrong_sources(root / "src" / "forerun")
+    for folder in ("src/forerun", "benchmarks", "examples"):
+        wrong += check_words.wrong_sources(root / folder)
+    return wrong
 
 
 def main() -> int:

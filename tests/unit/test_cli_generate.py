@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command import CAT, Call, interrupted, records
 
-from forerun.cli import options, prompts
+from forerun.cli import _call_line, options, prompts
 from forerun.utils.text import counted
 
 
@@ -43,7 +43,7 @@ def test_printed_call_makes_the_same_samples_again(generate: Call, call: Call) -
 
 
 def test_one_line_of_the_printed_call_holds_any_prompt() -> None:
-    quoted = options._quoted("it's\n\\n two lines")
+    quoted = _call_line._quoted("it's\n\\n two lines")
     assert quoted == "$'it\\'s\\n\\\\n two lines'"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from statistics import stdev
 
 import pytest
 
@@ -14,7 +13,6 @@ from forerun.bench.spec_bench import (
     GROUPS,
     accept_lengths,
     answers,
-    over_runs,
     read_answers,
     speed,
     table,
@@ -361,18 +359,6 @@ def test_the_table_says_what_a_file_is_against_itself(call, tiny, tmp_path):
     (overall,) = (line for line in out.splitlines() if "overall" in line)
     speed_up = overall.split("│")[-2].strip()
     assert speed_up != "1.00x" and f"against itself is {speed_up} as fast." in " ".join(out.split())
-
-
-def test_runs_are_averaged_with_their_spread():
-    method = read_answers(STORED / "spec_bench_method.jsonl")
-    slower = json.loads(json.dumps(method))
-    for line in slower:
-        line["choices"][0]["wall_time"] = [2 * t for t in line["choices"][0]["wall_time"]]
-    runs = [speed(m, method, encode, "overall") for m in (method, slower)]
-    mean, spread = over_runs(runs)
-    assert mean == pytest.approx(0.75 * runs[0].speed_up)
-    assert spread == pytest.approx(stdev(run.speed_up for run in runs))
-    assert over_runs(runs[:1]) == (runs[0].speed_up, 0.0)
 
 
 def choice(**changes: object) -> dict:

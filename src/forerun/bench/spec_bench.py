@@ -235,12 +235,6 @@ def _key(line: dict[str, Any]) -> tuple[int | str, str]:
     return line["question_id"], line["category"]
 
 
-def over_runs(runs: Sequence[Speed]) -> tuple[float, float]:
-    """Mean and standard deviation (n - 1) of the speed-up over runs of one group."""
-    values = [run.speed_up for run in runs]
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
 def _of_group(lines: Answers, group: str) -> list[dict[str, Any]]:
     """First choices of the answers of a group."""
     return [

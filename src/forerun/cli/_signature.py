@@ -109,7 +109,8 @@ class Methods(Commands):
         known = registry.names(self.kind)
         if name not in known:
             listing = f"see `{ctx.command_path} --help`"
-            raise UnknownName.of(f"{self.kind} method", args[0], {*known, *self.aliases}, listing)
+            what = "search method" if self.kind == "search" else self.kind
+            raise UnknownName.of(what, args[0], {*known, *self.aliases}, listing)
         made = self.make(name)
         made.others = lambda: {one: self.make(one) for one in known if one != name}
         return name, made, args[1:]

@@ -7,15 +7,24 @@ failing; 2: bad input; 130: interrupted.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli import bench_spec, bench_suite, bench_tasks, options
+from forerun.cli._call_line import call_line
 from forerun.cli._click_group import Commands
 from forerun.cli.output import console, notice, print_json
 
+if TYPE_CHECKING:
+    from forerun.bench.planning import RunRequest
+    from forerun.core.sampling import Sampling
+
 DEFAULT_SAMPLES = 16  # per prompt, at a temperature above 0
+REQUEST_FIELDS = (  # options with the name of a field of `RunRequest`
+    *("model", "examples", "rounds", "dtype", "device", "seed", "texts"),
+    *("turns", "retry", "optimum"),
+)
 
 app = typer.Typer(
     cls=Commands,
@@ -116,49 +125,51 @@ def run(
     Methods are interleaved prompt by prompt; every prompt by every method is one record in the run
     folder. The same command resumes an interrupted run. Status 1 if all failed.
     """
+    from forerun.cli.bench_run import Bench
+
+    request = _request(ctx)
+    bench = Bench(request, out, peers_dir)
+    notice(f"# {request.command}")
+    bench.run(is_json)
+
+
+def _request(ctx: typer.Context) -> RunRequest:
+    """The options of `bench run` as a request. Raises ConfigError, UnknownName, DataError."""
     from forerun.bench.machine import default_threads
     from forerun.bench.method_names import split_methods, split_names
     from forerun.bench.peers import parse as parse_peer
     from forerun.bench.planning import RunRequest
-    from forerun.core.sampling import Sampling
 
-    for name in split_names(peers, "peer") if peers else ():
+    given = ctx.params
+    for name in split_names(given["peers"], "peer") if given["peers"] else ():
         parse_peer(name)
-    named = split_methods(",".join(filter(None, [methods, peers])))
+    methods = split_methods(",".join(filter(None, [given["methods"], given["peers"]])))
     if chosen := bench_suite.chosen(ctx):
         sampling = bench_suite.sampling(ctx, chosen)
-        named, tasks_named = chosen.methods(named), [task.label for task in chosen.tasks]
+        methods, tasks = chosen.methods(methods), [task.label for task in chosen.tasks]
     else:
-        default = 1 if temperature == 0 else DEFAULT_SAMPLES  # greedy samples are identical
-        sampling = Sampling(
-            temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n or default
-        )
-        tasks_named = split_names(tasks, "task")
-    request = RunRequest(
-        named,
-        tasks_named,
-        model,
-        sampling,
-        examples=examples,
-        rounds=rounds,
-        threads=default_threads() if threads is None else threads,
-        dtype=dtype,
-        device=device,
-        seed=seed,
-        texts=texts,
-        command=options.call_line(ctx),
-        turns=turns,
-        retry=retry,
-        optimum=optimum,
-        target=target or "",
-        constraint=tuple(constraint),
+        sampling, tasks = _sampling(given), split_names(given["tasks"], "task")
+    kept = {name: given[name] for name in REQUEST_FIELDS}
+    return RunRequest(
+        methods,
+        tasks,
+        sampling=sampling,
+        threads=default_threads() if given["threads"] is None else given["threads"],
+        command=call_line(ctx),
+        target=given["target"] or "",
+        constraint=tuple(given["constraint"]),
         suite=chosen,
+        **kept,
     )
-    from forerun.cli.bench_run import Bench
 
-    bench = Bench(request, out, peers_dir)
-    notice(f"# {request.command}")
-    bench.run(is_json)
+
+def _sampling(given: dict[str, Any]) -> Sampling:
+    """Sampling parameters from the options."""
+    from forerun.core.sampling import Sampling
+
+    default = 1 if given["temperature"] == 0 else DEFAULT_SAMPLES  # greedy samples are identical
+    names = ("temperature", "top_k", "top_p", "max_new_tokens")
+    return Sampling(**{name: given[name] for name in names}, n=given["n"] or default)
 
 
 @app.command("report")
@@ -249,7 +260,7 @@ def profile(
     threads = default_threads() if threads is None else threads
     check_request(RunRequest([drafter], [task], model, sampling, rounds=rounds, threads=threads))
     source = get_task(task)
-    notice("# " + options.call_line(ctx))
+    notice("# " + call_line(ctx))
     import torch
 
     from forerun.bench.profile import profile as measure

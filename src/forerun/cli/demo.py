@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
+from forerun.cli._call_line import call_line
 from forerun.cli.output import Results, console, notice, print_json
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, ForerunError
@@ -181,7 +182,7 @@ def command(
     options.check_model(model or "reasoner", dtype, device, batch, weights)
     model = model or chosen_model()
     options.check_model(model, dtype, device, batch, weights)
-    notice(f"# {options.call_line(ctx, model=model)}")
+    notice(f"# {call_line(ctx, model=model)}")
     size = size or ("0.1B" if model == "reasoner" else OWN)
     with Results(out) as results, padded(model, size) as folder:
         loaded = options.load(folder, dtype=dtype, device=device, batch=batch, weights=weights)

@@ -15,6 +15,7 @@ import typer
 from forerun import registry
 from forerun.cli import _constraints as constraints
 from forerun.cli import generate_ray, options
+from forerun.cli._call_line import announce, call_line
 from forerun.cli._signals import exit_at_once
 from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import (
@@ -206,13 +207,13 @@ def command(
     seed = generate_ray.seed_for(engine, out) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
     parts = _parts(ctx.params, jobs)
-    is_local, call = options.runs_locally(ctx.params), options.call_line(ctx, seed=seed)
+    is_local, call = options.runs_locally(ctx.params), call_line(ctx, seed=seed)
     options.check_model(model, dtype, device, batch, weights, is_local=is_local)
     if memory is not None and is_local:
         check_memory_file(memory)
     with Results(out if is_local else None) as results:
         if verbose or not is_json:
-            options.announce(ctx, seed=seed)
+            announce(ctx, seed=seed)
         if is_local:
             _run_local(ctx.params, jobs, parts, results, call)
         else:
@@ -339,7 +340,9 @@ def _controller(spec: str, nodes: int | None, depth: int | None) -> str:
     if not given:
         return spec
     if spec not in (registry.DEFAULT_CONTROLLER, "fixed"):
-        raise ConfigError(f"--nodes and --depth belong to controller 'fixed', not {spec!r}")
+        raise ConfigError(
+            f"--nodes and --depth belong to controller 'fixed', not {spec!r}; drop --controller"
+        )
     return "fixed:" + ",".join(f"{k}={v}" for k, v in given.items())
 
 

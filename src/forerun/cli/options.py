@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
-from forerun.cli._stdio import NOT_UTF8
 from forerun.errors import ConfigError, DataError
 from forerun.utils.files import check_text
 
@@ -189,7 +187,6 @@ Split = Annotated[
 OnError = Annotated[str, typer.Option("--on-error", help="For unreadable records: fail or skip.")]
 
 EARLY_INTERRUPT = "interrupted before anything was begun"
-MAX_SHOWN_CHARS = 200  # of an option's value in notices
 PARTS = {"DrafterName": "drafter", "GrowerName": "grower"}  # annotation -> kind
 SLOW_SECONDS = 1.0  # until a notice is printed on a terminal
 
@@ -361,41 +358,3 @@ def warm(*works: Callable[[], object]) -> None:
             work()
     if watch.num_compiled > before:
         notice(f"compiled in {time.perf_counter() - start:.0f} s")
-
-
-def announce(ctx: typer.Context, **changed: Any) -> None:
-    """Prints the call on standard error, with long values shortened."""
-    from forerun.cli.output import notice
-
-    notice(f"# {call_line(ctx, MAX_SHOWN_CHARS, **changed)}")
-
-
-def call_line(ctx: typer.Context, most: int = sys.maxsize, /, **changed: Any) -> str:
-    """The command line that repeats this call: every option that is not at its default.
-
-    most: characters of a value; longer ones are cut.
-    """
-    words = [ctx.command_path]
-    for param in ctx.command.params:
-        value = changed.get(str(param.name), ctx.params.get(str(param.name)))
-        if value is None or value == param.default or value in ((), []) or param.name == "help":
-            continue
-        flag = max(param.opts, key=len)
-        if value is True:
-            words.append(flag)
-        else:
-            many = value if isinstance(value, list | tuple) else [value]
-            join = "=" if flag.startswith("--") else " "
-            words += [f"{flag}{join}{_quoted(str(v), most)}" for v in many if v is not False]
-    return " ".join(words)
-
-
-def _quoted(text: str, most: int = sys.maxsize) -> str:
-    """The text, quoted for the shell on one line of UTF-8."""
-    if len(text) > most:
-        text = f"{text[:most]}... ({len(text) - most} more characters)"
-    if "\n" not in text and not NOT_UTF8.search(text):
-        return shlex.quote(text)
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    escaped = NOT_UTF8.sub(lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", escaped)
-    return f"$'{escaped}'"

@@ -13,6 +13,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import _signature, options
+from forerun.cli._call_line import announce, call_line
 from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import Results, notice, print_json, print_styled, stats_lines
 from forerun.cli.prompts import Job, as_shown, read_jobs
@@ -129,12 +130,12 @@ def _command(cls: type[Search], ctx: typer.Context, given: dict[str, Any]) -> No
     jobs = read_jobs(given["prompt"], given["prompt_file"], _sampling(given))
     _check(cls, given, jobs)
     changed = {"seed": seed} if cls.draws else {}
-    call = options.call_line(ctx, **changed)
+    call = call_line(ctx, **changed)
     with Results(given["out"]) as results:
         search = _made(cls, given)
         search.check_model(given["model"])
         if not given["is_json"]:
-            options.announce(ctx, **changed)
+            announce(ctx, **changed)
         _run(search, given, jobs, results, call)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import _signature, options
+from forerun.cli._call_line import call_line
 from forerun.cli._progress import Display
 from forerun.errors import ConfigError
 
@@ -94,9 +95,9 @@ def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> No
 def _stopped(ctx: typer.Context, recipe: Recipe) -> str:
     """The message after Ctrl-C, with the command that continues."""
     if not recipe.can_resume:
-        call = options.call_line(ctx)
+        call = call_line(ctx)
         return f"stopped; finished parts are reused by: {call}"
-    return f"stopped and saved; continue with: {options.call_line(ctx, resume=True)}"
+    return f"stopped and saved; continue with: {call_line(ctx, resume=True)}"
 
 
 def set_up(device: str) -> None:

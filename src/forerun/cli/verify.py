@@ -14,6 +14,7 @@ import typer
 from forerun import registry
 from forerun.assets import is_embedded
 from forerun.cli import options
+from forerun.cli._call_line import call_line
 from forerun.cli.output import console, notice, print_json
 from forerun.cli.prompts import as_shown, read_jobs
 from forerun.core.sampling import Sampling
@@ -117,7 +118,7 @@ def command(
             "lossless one such as 'speculative'"
         )
     options.check_model(model, dtype, device, batch, weights)
-    notice(f"# {options.call_line(ctx)}")
+    notice(f"# {call_line(ctx)}")
     how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
     loaded = options.load(model, batch=batch, **how)  # type: ignore[arg-type]
     options.warm_up(loaded, **specs)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from forerun.bench.peers.peer import PeerContestant
 
 ALPHA = 1e-3  # p-values below this fail
-MIN_ENTROPY = 1.0  # nats; distributions with less test a sampler poorly
 NUM_TEXT_BINS = 20  # of the ranks of whole texts
 
 

@@ -20,8 +20,9 @@ from functools import partial
 import scripts
 
 import forerun
+from forerun.core.cost import Cost
 from forerun.core.mixins import priced
-from forerun.core.records import Cost, Step
+from forerun.core.records import Step
 from forerun.core.roles import Drafter
 from forerun.drafters.draft_model import DraftModel
 from forerun.tasks.reasoning import MIX, ReasoningTask

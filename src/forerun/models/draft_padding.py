@@ -16,7 +16,7 @@ from forerun.core.records import Sequence
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forerun.core.roles import Path
+    from forerun.core.growing import Path
     from forerun.runner.model_runner import ModelRunner
 
 SUBSTITUTE = 0  # id that the draft reads for a surplus id

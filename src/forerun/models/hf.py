@@ -23,8 +23,8 @@ from torch import Tensor
 
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
+from forerun.core.growing import Path
 from forerun.core.records import Rows, Sequence
-from forerun.core.roles import Path
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
 from forerun.errors import CapacityError, ConfigError, ModelError

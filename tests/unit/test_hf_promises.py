@@ -514,7 +514,7 @@ def test_a_processor_without_state_serves_a_batch(fresh: Any) -> None:
         [MaxTimeCriteria(0.0)],
         [EndsWith(21)],
     ],
-    ids=str,
+    ids=["end", "ends and length 20", "length 14", "length 60", "length 3", "no time", "own"],
 )
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("eos", [None, 30])

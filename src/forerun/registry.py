@@ -93,12 +93,24 @@ def get(kind: str, name: str) -> type:
     """The class that implements `name`. Raises UnknownName with its state or near names."""
     found = kind_of(kind)
     if entry := _entry_points(found.group).get(name):
-        return entry.load()
+        return _loaded(kind, entry)
     if name not in names(kind):
         raise _not_built(kind, name) or UnknownName.of(
             kind, name, names(kind), f"`forerun methods --kind {kind}` lists all"
         )
     return _class(found.package, name, found.role)
+
+
+def _loaded(kind: str, entry: EntryPoint) -> Any:
+    """The class of an entry point. Raises ConfigError if its package cannot be imported."""
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        package = f" of package {entry.dist.name}" if entry.dist else ""
+        raise ConfigError(
+            f"{kind} {entry.name!r} cannot be loaded: {error}; repair or uninstall the entry point "
+            f"{entry.value}{package}"
+        ) from error
 
 
 def summary(kind: str, name: str) -> str:
@@ -138,8 +150,8 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
     folder = kind_of(kind).package.removeprefix("forerun.").replace(".", "/")
     if row := catalog.owner(f"{folder}/{name}"):
         return UnknownName(
-            f"{kind} {name!r} is not built yet: the catalog lists {row.title} as {row.state} "
-            f"(`forerun methods {row.name}`); {hint}"
+            f"{kind} {name!r} is not built yet: it belongs to {row.title}, which the catalog lists "
+            f"as {row.state} (`forerun methods {row.name}`); {hint}"
         )
     if row := catalog.find(name):
         if (
@@ -242,12 +254,13 @@ def check_needed(
     kind: str, name: str, given: Iterable[str], known: Mapping[str, inspect.Parameter]
 ) -> None:
     """Raises ConfigError if an option without a default is missing."""
-    for option, parameter in known.items():
-        if option not in NOT_TEXT and parameter.default is parameter.empty and option not in given:
-            raise ConfigError(
-                f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
-                f"(`forerun methods {name}`)"
-            )
+    needed = [o for o, p in known.items() if o not in NOT_TEXT and p.default is p.empty]
+    if missing := [option for option in needed if option not in given]:
+        written = ",".join(f"{option}=VALUE" for option in needed)
+        raise ConfigError(
+            f"{kind} {name!r} needs {' and '.join(missing)}; write {name}:{written} "
+            f"(`forerun methods {name}`)"
+        )
 
 
 def check_options(kind: str, spec: str, *, is_local: bool = True) -> None:

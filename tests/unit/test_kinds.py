@@ -159,6 +159,27 @@ def test_another_package_joins_by_entry_points(
     assert (out / "config.txt").read_bytes() == (tiny_folder / "config.json").read_bytes()
 
 
+def test_an_entry_point_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[forerun.drafters]\nbroken = nope:Nope\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = python(
+        "import sys; from forerun.cli.main import main; sys.stderr = sys.stdout\n"
+        "assert main(['generate', '-p', 'x', '-d', 'broken']) == 2"
+    )
+    assert "drafter 'broken' cannot be loaded: No module named 'nope'" in said
+    assert "entry point nope:Nope of package other" in said
+
+
+def test_prune_without_a_pruner_says_so(call: Call) -> None:
+    status, out, err = call("prune", "magnitude")
+    assert (status, out) == (2, "") and "no pruner is installed" in err
+
+
 @pytest.mark.parametrize(("threshold", "alone"), [("99", "draft"), ("-1", "reasoner")])
 def test_a_target_is_chosen_on_the_command_line(call: Call, threshold: str, alone: str) -> None:
     """With a threshold that is never or always passed, one of the two models speaks alone."""
@@ -180,7 +201,10 @@ def test_bad_targets_are_refused_before_anything_is_loaded(
     words += ["-p", "x"] if command in ("generate", "search") else []
     for target, said in (
         ("entropy_swich", "unknown target 'entropy_swich'; did you mean 'entropy_switch'"),
-        ("entropy_switch:small=draft", "needs threshold"),
+        (
+            "entropy_switch:small=draft",
+            "needs threshold; write entropy_switch:small=VALUE,threshold=VALUE",
+        ),
         ("entropy_switch:small=draft,treshold=1", "did you mean 'threshold'"),
         ("entropy_switch:small=draft,threshold=x", "threshold takes a number, got 'x'"),
         ("entropy_switch:small=./gone,threshold=1", "no model folder ./gone"),

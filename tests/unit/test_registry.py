@@ -57,9 +57,13 @@ def test_a_far_miss_lists_what_is_known():
 @pytest.mark.parametrize(
     ("kind", "name", "said"),
     [
-        ("drafter", "nothing_yet", "lists A system as missing (`forerun methods paper`)"),
+        (
+            "drafter",
+            "nothing_yet",
+            "which the catalog lists as missing (`forerun methods paper`)",
+        ),
         ("drafter", "NOTHING_YET", "drafters that work: "),
-        ("controller", "guess", "lists A system as missing"),
+        ("controller", "guess", "belongs to A system, which"),
         ("drafter", "paper", "'paper' is not a drafter; the catalog lists this system as"),
         ("verifier", "whole", "use --drafter stand --verifier recursive"),
         ("grower", "whole", "use --drafter stand --verifier recursive"),

@@ -105,5 +105,5 @@ def test_a_run_from_file_to_search(tmp_path: Path) -> None:
         recipe.Seal(**options | {"vocabulary": 321}).train(folder, resume=True)
     with pytest.raises(ConfigError, match="leave none to train on"):
         recipe.Seal(passages=file, evaluated=18).train(tmp_path / "other")
-    with pytest.raises(ConfigError, match="at least 1 passage"):
+    with pytest.raises(ConfigError, match="evaluated must be at least 1, got 0"):
         recipe.Seal(passages=file, evaluated=0)

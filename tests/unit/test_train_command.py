@@ -15,6 +15,7 @@ import torch
 from forerun import registry
 from forerun.cli import _signature
 from forerun.cli._progress import Display
+from forerun.errors import ConfigError
 from forerun.training.loop import Progress
 from forerun.training.processes import in_processes
 from forerun.training.progress import step_note
@@ -148,12 +149,34 @@ def test_bars_on_a_terminal(capsys):
     assert len(display.tasks) == 1
 
 
-@pytest.mark.parametrize("args", [["nothing"], ["reasoner", "--threads", "0"]])
-def test_bad_input_is_one_line_and_status_2(args, capsys):
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nothing"],
+        ["reasoner", "--threads", "0"],
+        ["reasoner", "--minutes", "-1"],
+        ["reasoner", "--resume"],
+        ["seal", "--passages", "x", "--minutes", "0"],
+        ["acceptance_head", "--batch", "0"],
+        ["judge_head", "--swaps", "0"],
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(args, capsys, tmp_path, monkeypatch):
     from forerun.cli.main import main
 
+    monkeypatch.chdir(tmp_path)
     assert main(["train", *args]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_no_option_is_below_its_minimum_in_python_either():
+    for name in registry.names("recipe"):
+        cls = registry.get("recipe", name)
+        given = {"passages": Path("x")} if name == "seal" else {}
+        for option, least in cls.minimums.items():
+            with pytest.raises(ConfigError, match=f"{option} must be at least {least}"):
+                cls(**given | {option: least - 1})
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,15 @@ def parameters(
     """The options of a class as parameters of a command, without those in `taken`.
 
     hidden: options that the command sets itself.
-    The class attribute `spellings` maps an option to a second name on the command line.
+    The class attribute `spellings` maps an option to a second name on the command line, `minimums`
+    an option to its smallest value.
     """
     known, texts = registry.options(cls), descriptions(cls)
     more: Mapping[str, str] = getattr(cls, "spellings", {})
+    least: Mapping[str, float] = getattr(cls, "minimums", {})
     skipped, readers = hidden | set(taken), getattr(cls, "readers", {})
     return [
-        _parameter(p, texts.get(name, ""), more.get(name), panel)
+        _parameter(p, texts.get(name, ""), more.get(name), panel, least.get(name))
         for name, p in known.items()
         if name not in skipped and (name in readers or _can_be_written(p))
     ]
@@ -158,14 +160,16 @@ def _described(doc: str, known: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _parameter(option: inspect.Parameter, text: str, more: str | None, panel: str) -> Any:
+def _parameter(
+    option: inspect.Parameter, text: str, more: str | None, panel: str, least: float | None
+) -> Any:
     """An option as a parameter with a typer annotation."""
     kind, is_list = _type(option)
     has_default = option.default is not option.empty
     flags = [_flag(option.name), *([more] if more else [])]
     if kind is bool and option.default is True:
         flags[0] += f"/--no-{option.name.replace('_', '-')}"
-    info = typer.Option(*flags, help=text or None, rich_help_panel=panel or None)
+    info = typer.Option(*flags, help=text or None, rich_help_panel=panel or None, min=least)
     default = _shown(option.default, is_list) if has_default else inspect.Parameter.empty
     annotation: Any = list[kind] if is_list else kind  # type: ignore[valid-type]
     if default is None:

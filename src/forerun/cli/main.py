@@ -61,6 +61,14 @@ class Group(Commands):
         return [name for name in COMMANDS if name not in OF_KIND or registry.names(OF_KIND[name])]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from forerun import registry
+
+        kind = OF_KIND.get(args[0])
+        if kind and not registry.names(kind):
+            raise ConfigError(
+                f"no {kind} is installed, so `forerun {args[0]}` has nothing to run; other "
+                f"packages add one by an entry point ({registry.KINDS[kind].group})"
+            )
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(name), rest
 

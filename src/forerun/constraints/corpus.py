@@ -79,7 +79,11 @@ class Corpus(Shaper):
         """Checks options before the index is read. Raises ConfigError, DataError."""
         check(begin, window)
         if isinstance(index, str | Path) and not Path(index).is_file():
-            raise DataError(f"no file {index}; make it with `forerun index fm build`")
+            what = "is a folder" if Path(index).is_dir() else "does not exist"
+            raise DataError(
+                f"{index} {what}; give a file made with `forerun index fm build` (an index of "
+                "`forerun index build` is of another kind)"
+            )
 
     def start(self, seq: Sequence) -> State:
         """The state after the prompt and the generated tokens."""

@@ -22,8 +22,12 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
         key, equals, value = piece.partition("=")
         key, value = key.strip(), value.strip()
         if not equals or not value:
-            joined = ", or join the values of a list by +, as in 4+3+2" if given else ""
-            raise ConfigError(f"option {key!r} of {name!r} has no value; write {key}=VALUE{joined}")
+            fix = f"write {key}=VALUE"
+            if given:
+                fix += ", or join the values of a list by +, as in 4+3+2"
+            if key.isidentifier() and key[0].isupper():
+                fix += "; a class from another package needs an entry point (docs/add_a_method.md)"
+            raise ConfigError(f"option {key!r} of {name!r} has no value; {fix}")
         key = key.replace("-", "_")
         if key in given:
             raise ConfigError(

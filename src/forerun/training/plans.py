@@ -41,7 +41,9 @@ def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> N
 
 
 def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
-    """Raises ConfigError if a run would overwrite an earlier one."""
+    """Raises ConfigError if a run would overwrite an earlier one, or there is none to resume."""
+    if resume and not is_trained and not (folder / NAME).exists():
+        raise ConfigError(f"there is no run in {folder} to resume; check --out, or drop --resume")
     if is_trained and not resume:
         raise ConfigError(
             f"{folder} holds an earlier run; continue it with --resume, or choose another --out"

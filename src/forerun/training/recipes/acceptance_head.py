@@ -61,6 +61,15 @@ class AcceptanceHead(LoopRecipe):
     may_change: ClassVar[frozenset[str]] = LoopRecipe.may_change | {"batch"}
     checkpoint: ClassVar[str] = "head.pt"
 
+    minimums = LoopRecipe.minimums | {
+        "problems": 2,
+        "temperature": 0,
+        "max_tokens": 1,
+        "layers": 0,
+        "micro_tokens": 1,
+        "batch": 1,
+    }
+
     max_steps: int | None = 600
     problems: int = 2000
     target: ModelName = "reasoner"
@@ -76,10 +85,11 @@ class AcceptanceHead(LoopRecipe):
     batch: int = 32
 
     def __post_init__(self) -> None:
-        if self.problems < 2 or self.layers < 0 or not 0 <= self.mix < 1 or self.weight <= 0:
+        super().__post_init__()
+        if not 0 <= self.mix < 1 or not self.weight > 0 or not self.rate > 0:
             raise ConfigError(
-                "acceptance_head needs problems >= 2, layers >= 0, 0 <= mix < 1 and weight > 0, "
-                f"got {self.problems}, {self.layers}, {self.mix}, {self.weight}"
+                "acceptance_head needs 0 <= mix < 1, weight > 0 and rate > 0, got "
+                f"{self.mix}, {self.weight}, {self.rate}"
             )
 
     def loop_options(self) -> LoopOptions:

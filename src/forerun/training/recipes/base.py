@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from forerun.errors import ConfigError
 from forerun.training import plans
 from forerun.training.data import Micro
 from forerun.training.loop import Loop, LoopOptions, Progress
@@ -28,9 +29,17 @@ class Recipe(ABC):
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset()  # options that a resumed run may change
+    minimums: ClassVar[dict[str, float]] = {"seed": 0}  # smallest values of options
     can_resume: ClassVar[bool] = True  # whether `train` takes `resume`
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for an option below its minimum."""
+        for name, least in self.minimums.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
 
     @abstractmethod
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
@@ -53,6 +62,7 @@ class LoopRecipe(Recipe):
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset({"minutes", "max_steps"})
+    minimums = Recipe.minimums | {"minutes": 0.01, "max_steps": 1}
     checkpoint: ClassVar[str] = "checkpoint.pt"  # file in `out`
 
     minutes: float | None = None

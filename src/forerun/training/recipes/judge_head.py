@@ -51,6 +51,15 @@ class JudgeHead(Recipe):
     may_change: ClassVar[frozenset[str]] = frozenset({"recall", "folds", "sources", "batch"})
     can_resume: ClassVar[bool] = False  # labels in the folder are reused anyway
 
+    minimums = Recipe.minimums | {
+        "problems": 4,
+        "swaps": 1,
+        "temperature": 0,
+        "max_tokens": 1,
+        "folds": 2,
+        "batch": 1,
+    }
+
     problems: int = 800
     target: ModelName = "reasoner"
     draft: ModelName = "draft"
@@ -63,10 +72,11 @@ class JudgeHead(Recipe):
     batch: int = 64
 
     def __post_init__(self) -> None:
-        if self.problems < 2 * self.folds or not 0 < self.recall <= 1 or self.swaps < 1:
+        super().__post_init__()
+        if self.problems < 2 * self.folds or not 0 < self.recall <= 1:
             raise ConfigError(
-                f"judge_head needs problems >= {2 * self.folds}, swaps >= 1 and 0 < recall <= 1, "
-                f"got {self.problems}, {self.swaps}, {self.recall}"
+                f"judge_head needs problems >= {2 * self.folds} and 0 < recall <= 1, "
+                f"got {self.problems}, {self.recall}"
             )
 
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:

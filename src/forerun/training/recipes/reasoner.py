@@ -67,6 +67,21 @@ class Reasoner(Recipe):
         {"minutes", "draft_minutes", "threads", "device", "problems", "held_out", "max_steps"}
     ) | {"samples", "sample_limit", "tau_problems"}
 
+    minimums = Recipe.minimums | {
+        "minutes": 0.01,
+        "draft_minutes": 0.01,
+        "threads": 1,
+        "problems": 2,
+        "tokenizer_problems": 1,
+        "held_out": 1,
+        "micro_tokens": 1,
+        "micro_batches": 0,
+        "max_steps": 1,
+        "samples": 1,
+        "sample_limit": 1,
+        "tau_problems": 1,
+    }
+
     minutes: float = 60.0
     draft_minutes: float = 10.0
     threads: int = 2
@@ -80,13 +95,6 @@ class Reasoner(Recipe):
     samples: int = 16
     sample_limit: int = 800
     tau_problems: int = 12
-
-    def __post_init__(self) -> None:
-        if self.threads < 1 or self.problems < 1 or self.held_out < 1:
-            raise ConfigError(
-                "threads, problems and held_out must be at least 1, got "
-                f"{self.threads}, {self.problems} and {self.held_out}"
-            )
 
     def fixed(self) -> dict[str, Any]:
         shapes = {name: asdict(size) for name, size in SIZES.items()}

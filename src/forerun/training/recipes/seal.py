@@ -65,6 +65,14 @@ class Seal(LanguageModel, LoopRecipe):
     may_change: ClassVar[frozenset[str]] = LoopRecipe.may_change | {"passages"}
     checkpoint: ClassVar[str] = "generator.pt"
 
+    minimums = LoopRecipe.minimums | {
+        "evaluated": 1,
+        "vocabulary": 300,
+        "spans": 1,
+        "titles": 0,
+        "micro_tokens": 1,
+    }
+
     passages: Path
     minutes: float | None = 10.0
     evaluated: int = 200
@@ -73,13 +81,6 @@ class Seal(LanguageModel, LoopRecipe):
     titles: int = 1
     micro_tokens: int = 2048
     size: Size = SIZE
-
-    def __post_init__(self) -> None:
-        if self.evaluated < 1 or self.spans < 1 or self.titles < 0 or self.vocabulary < 300:
-            raise ConfigError(
-                "expected at least 1 passage to evaluate, 1 span, 0 titles and 300 tokens; got "
-                f"{self.evaluated}, {self.spans}, {self.titles} and {self.vocabulary}"
-            )
 
     def prepare(self, out: Path, watch: Watch) -> None:
         passages = read_passages(self.passages)

@@ -40,6 +40,11 @@ RUNS = (
         (r"corpus problems:", r"defaults", r"c1 0\b", r"reward expected"),
     ),
     Run(
+        "budget_curves",
+        "--problems 1 --samples 1 --only stand,draft_model",
+        (r"stand \| \d", r"draft_model \| \d"),
+    ),
+    Run(
         "decode",
         "--params 5M --rounds 1 --repeats 1 --context 8 --threads 1",
         (r"step\b", r"tree 64", r"transformers over step"),

@@ -30,7 +30,7 @@ def test_the_readme_says_what_works() -> None:
     works = sum(row.state == WORKS for row in systems)
     left = len(systems) - works
     assert f"all {len(systems)} published systems of the catalog" in readme
-    assert f"{works} work today, {left} are being built" in readme
+    assert f"{works} work, {left} are not built yet" in readme
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -98,7 +98,7 @@ def test_what_is_not_built_is_named_by_its_state(row: Row) -> None:
     for kind, spec in row.parts.items():
         name, _ = registry.parse(spec)
         if name not in registry.names(kind):
-            with pytest.raises(UnknownName, match=r"not built yet: the catalog lists .* that work"):
+            with pytest.raises(UnknownName, match=r"not built yet: it belongs to .* that work"):
                 registry.get(kind, name)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.controllers._acceptance import DECAY, MAX_WEIGHT, Acceptance
-from forerun.controllers._tree_size import PRIOR_TRIALS, choose, node_estimates
+from forerun.controllers._tree_size import PRIOR_TRIALS, RECENT, choose, node_estimates
 from forerun.core.cost import Cost
 from forerun.core.mixins import Priced
 from forerun.core.roles import Drafter
@@ -46,9 +46,10 @@ def plain_estimates(given: Drafts, first: float, below: float) -> np.ndarray:
         hits[accepted] += 1
         for counts in (asked, tries, hits):
             counts *= DECAY
-    rate, found = first / below, np.zeros((3, NODES + 1))
+    recent, found = first / below, np.zeros((3, NODES + 1))
     for i in range(NODES):
-        rate = (hits[i] + PRIOR_TRIALS * below * rate) / (tries[i] + PRIOR_TRIALS)
+        rate = (hits[i] + PRIOR_TRIALS * below * recent) / (tries[i] + PRIOR_TRIALS)
+        recent = rate if i == 0 else (1 - RECENT) * recent + RECENT * rate
         found[0, i] = rate
     found[1, :NODES] = np.minimum.accumulate((tries + PRIOR_TRIALS) / (asked + PRIOR_TRIALS))
     found[2, 1:] = found[0, :NODES].cumsum()
@@ -176,6 +177,7 @@ def test_weights_that_grow_large_are_scaled_down() -> None:
 
 def test_nothing_counted_is_what_is_hoped() -> None:
     found = believe(np.zeros((3, 4)), 1.0, 0.5, 0.8)
-    np.testing.assert_allclose(found[0], [0.5, 0.4, 0.32, 0.0])
+    third = 0.8 * (0.75 * 0.5 + 0.25 * 0.4)
+    np.testing.assert_allclose(found[0], [0.5, 0.4, third, 0.0])
     np.testing.assert_allclose(found[1], [1.0, 1.0, 1.0, 0.0])
-    np.testing.assert_allclose(found[2], [0.0, 0.5, 0.9, 1.22])
+    np.testing.assert_allclose(found[2], [0.0, 0.5, 0.9, 0.9 + third])

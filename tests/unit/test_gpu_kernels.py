@@ -55,9 +55,9 @@ def test_products_of_one_row(act: str, has_norm: bool, has_bias: bool, adds: boo
 
 
 def test_gates_wider_than_a_program() -> None:
-    both = some(3, 2 * (bodies.BLOCK + 77))
-    y = torch.empty(3, bodies.BLOCK + 77, dtype=both.dtype, device=DEVICE)
-    kernels.gate_and_up[3, 2](both, y, y.shape[1], BLOCK=bodies.BLOCK, ACT="silu", PDL=False)
+    both = some(3, 2 * (bodies.GATE_BLOCK + 77))
+    y = torch.empty(3, bodies.GATE_BLOCK + 77, dtype=both.dtype, device=DEVICE)
+    kernels.gate_and_up[3, 2](both, y, y.shape[1], BLOCK=bodies.GATE_BLOCK, ACT="silu", PDL=False)
     gate, up = both.float().chunk(2, -1)
     torch.testing.assert_close(y.float(), F.silu(gate) * up, rtol=2e-3, atol=2e-3)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from test_memories import ORIGIN, drafts, sequence, taught
@@ -121,7 +122,7 @@ def test_what_a_block_could_not_save_another_file_takes(tmp_path: Path) -> None:
     failing = pytest.raises(CapacityError)
     with failing as caught, MemoryFile(folder / "a.mem", drafter, ORIGIN):
         drafter.memory(seq).update([1], [2], [1.0])
-        folder.rmdir()
+        rmtree(folder)  # with its lock
     assert "until a file is loaded: save it first with" in caught.value.__notes__[0]
     assert MemoryFile(tmp_path / "a.mem", drafter, ORIGIN).save().snapshot.counts["tokens"] == 1
     with MemoryFile(tmp_path / "b.mem", drafter, ORIGIN):
@@ -193,7 +194,7 @@ def test_an_error_on_saving_does_not_hide_what_ended_the_block(
     folder = tmp_path / "gone"
     folder.mkdir()
     with pytest.raises(ZeroDivisionError) as caught, MemoryFile(folder / "a.mem", taught(), ORIGIN):
-        folder.rmdir()
+        rmtree(folder)
         raise ZeroDivisionError
     (note,) = caught.value.__notes__
     assert "a.mem was not saved: cannot write" in note and "until a file is loaded" in note
@@ -201,7 +202,7 @@ def test_an_error_on_saving_does_not_hide_what_ended_the_block(
     folder.mkdir()
     cannot = pytest.raises(CapacityError, match="cannot write")  # alone it is raised itself
     with cannot, MemoryFile(folder / "a.mem", taught(), ORIGIN):
-        folder.rmdir()
+        rmtree(folder)
 
 
 def test_a_file_that_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:

@@ -143,8 +143,10 @@ def check_kind(path: Path) -> None:
     """Raises DataError for a folder, a pipe, a device or a socket; a missing file is fine."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # missing, or reported by the one who opens it
+    except FileNotFoundError:
         return
+    except OSError as cause:
+        raise DataError(f"cannot use {path}: {cause.strerror or cause}; check the path") from None
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
         kind = kinds.get(stat.S_IFMT(mode), "device")

@@ -198,7 +198,14 @@ def test_good_lines_of_a_key_file(tmp_path: Path) -> None:
     assert keys.tenant("bearer plain") == "key 4"
 
 
-@pytest.mark.parametrize("mode, warns", [(0o644, True), (0o660, True), (0o600, False)])
+@pytest.mark.parametrize(
+    ("mode", "warns"),
+    [
+        (0o644, True),
+        pytest.param(0o660, True, marks=pytest.mark.slow),
+        pytest.param(0o600, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_key_file_that_others_may_read_gets_a_warning(
     tmp_path: Path, mode: int, warns: bool
 ) -> None:

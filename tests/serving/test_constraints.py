@@ -72,7 +72,7 @@ def test_target_and_constraint_are_options_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for words, said in (
-        (["--constraint", "corpus:index=no.fm"], "no file no.fm"),
+        (["--constraint", "corpus:index=no.fm"], "no.fm does not exist"),
         (
             ["--constraint", "corpus=infini:index=x"],
             "--constraint must not use the name of another",

@@ -113,7 +113,13 @@ def test_a_flood_of_long_prompts_leaves_room_for_others(slow_text: Path) -> None
         assert served.post("/v1/completions", json=SHORT).is_success
 
 
-@pytest.mark.parametrize("content", ["loop", "the cat sat on the mat " * 150_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "loop",
+        pytest.param("the cat sat on the mat " * 150_000, id="long", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_in_a_flood_answers_all_and_ends_in_time(slow_text: Path, content: str) -> None:
     with command(slow_text, "--name", "tiny", "--drain", 1, "--text-timeout", 600) as served:
         assert served.process is not None

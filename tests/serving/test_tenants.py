@@ -48,7 +48,7 @@ def cached(answer: Any) -> int:
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_prompt_cannot_be_recovered_word_by_word(
     tiny_chat: Path, keys: Path, shares: bool
 ) -> None:

@@ -267,7 +267,7 @@ def test_a_damaged_tokenizer_of_an_index_is_refused(texts: Path, tmp_path: Path)
         assert found is None or found == list(expected), done
 
 
-@pytest.mark.parametrize("how", ["fast", "off"])
+@pytest.mark.parametrize("how", [pytest.param("fast", marks=pytest.mark.slow), "off"])
 def test_drafts_of_a_damaged_index_are_tokens_of_the_model(
     alone: Path, tmp_path: Path, how: str
 ) -> None:

@@ -160,7 +160,9 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(
+    "edit", ["a kernel", *(pytest.param(e, marks=pytest.mark.slow) for e in list(EDITS)[1:])]
+)
 def test_kernels_are_compiled_again_when_another_file_changes(tmp_path: Path, edit: str) -> None:
     """Machine code holds what it takes from other files; Numba's own key is one file's hash."""
     (tmp_path / "caller.py").write_text(CALLER.format("callee"))

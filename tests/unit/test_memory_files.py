@@ -105,6 +105,7 @@ def test_two_processes_cannot_use_one_memory_file(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "memory", "other"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     with holder(path) as process:

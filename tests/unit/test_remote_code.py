@@ -61,8 +61,8 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     "words",
     [
         ("generate", "--max-new-tokens", 2, "--prompt", "the cat", "--model"),
-        ("serve", "--port", 0),
-        ("verify", "--model"),
+        pytest.param(("serve", "--port", 0), marks=pytest.mark.slow),
+        pytest.param(("verify", "--model"), marks=pytest.mark.slow),
     ],
 )
 def test_code_does_not_run_unless_trusted(strange: tuple[Path, Path], words: tuple) -> None:
@@ -111,6 +111,7 @@ def test_code_of_a_tokenizer_does_not_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_bin_checkpoints_say_how_to_convert_them(tmp_path: Path) -> None:
     """One line, and its command works."""
     folder = make_tiny(tmp_path / "tiny")

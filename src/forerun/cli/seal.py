@@ -42,13 +42,14 @@ def build(
     The same command with more --minutes continues training.
     """
     from forerun.cli._progress import Display
+    from forerun.training import plans
     from forerun.training.recipes.seal import Seal
 
     options.check_folder_name(run)
     recipe = Seal(passages=passages, minutes=minutes, evaluated=held_out, seed=seed)
     with Display() as display:
         try:
-            lines = recipe.train(run, resume=True, watch=display.draw)
+            lines = recipe.train(run, resume=plans.has_run(run), watch=display.draw)
         except KeyboardInterrupt:
             typer.echo("\nstopped and saved; the same command continues")
             raise typer.Exit(130) from None

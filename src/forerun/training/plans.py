@@ -42,12 +42,17 @@ def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> N
 
 def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
     """Raises ConfigError if a run would overwrite an earlier one, or there is none to resume."""
-    if resume and not is_trained and not (folder / NAME).exists():
+    if resume and not has_run(folder):
         raise ConfigError(f"there is no run in {folder} to resume; check --out, or drop --resume")
     if is_trained and not resume:
         raise ConfigError(
             f"{folder} holds an earlier run; continue it with --resume, or choose another --out"
         )
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run was started in a folder; old ones have a checkpoint but no plan."""
+    return (folder / NAME).exists() or any(folder.glob("*.pt"))
 
 
 def settings(recipe: Planned) -> dict[str, Any]:

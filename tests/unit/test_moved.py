@@ -31,6 +31,21 @@ def test_renamed_classes_of_a_moved_module_are_named() -> None:
         importlib.import_module("forerun.shaping")
 
 
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("verifiers.base.Walk", "forerun.verifiers.base.Walk is now KernelVerifier; import that"),
+        ("training.loop.Recipe", "Recipe is now forerun.training.recipes.base.Recipe"),
+    ],
+)
+def test_a_renamed_class_of_a_module_that_stayed_is_named(old: str, said: str) -> None:
+    module, _, name = old.rpartition(".")
+    with pytest.raises(ImportError, match=said):
+        exec(f"from forerun.{module} import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'Never'"):
+        exec(f"from forerun.{module} import Never")
+
+
 def test_a_name_that_never_was_stays_unknown() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'forerun.rolls'"):
         importlib.import_module("forerun.rolls")

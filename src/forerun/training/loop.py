@@ -7,17 +7,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from forerun.errors import ConfigError, DataError
+from forerun.utils.moved import renamed
 from forerun.utils.signals import delayed_interrupt
 
 from .checkpoints import restore_checkpoint, save_checkpoint
 from .data import Micro
 from .optimizers import make_optimizers, rate_factor, set_rates
 from .processes import agree, is_first_process, my_share, sum_gradients
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__, Recipe="training.recipes.base.Recipe")
 
 
 class Trainable(Protocol):

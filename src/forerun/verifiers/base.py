@@ -6,7 +6,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from forerun.core.sampling import argmax
 from forerun.core.tree import IID, SWOR, Proposal, Tree, TreeBuilder
 from forerun.errors import ConfigError, LawError
 from forerun.utils.jit import kernel
+from forerun.utils.moved import renamed
 
 NO_MASS = 1e-12  # a residual with less mass than this share is rounding error
 STRICT = __debug__  # invalid drafts raise; under `python -O` they are rejected with a warning
@@ -26,6 +27,16 @@ BLOCK = 256  # tokens summed at once by a kernel
 CHANGED, TRIED, IN_Q = 1, 2, 4  # bits of a kernel's marks
 log = logging.getLogger("forerun")
 _warm: set[type] = set()  # verifiers with compiled kernels
+if not TYPE_CHECKING:
+    __getattr__ = renamed(
+        __name__,
+        Walk="KernelVerifier",
+        Refusals="InvalidDrafts",
+        refuse="reject_invalid",
+        flaw="draft_error",
+        first_flaw="first_draft_error",
+        nowhere="never",
+    )
 
 
 def never(node: int) -> bool:

@@ -346,8 +346,11 @@ def warm_up(model: Any = None, **specs: str) -> None:
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """A block that compiles or loads kernels; prints the seconds if any were compiled."""
+def compiling(interrupted: str = EARLY_INTERRUPT) -> Iterator[None]:
+    """A block that compiles or loads kernels; prints the seconds if any were compiled.
+
+    interrupted: the message of Ctrl-C, which ends the process at once.
+    """
     import time
 
     from forerun.cli._signals import exit_at_once
@@ -356,7 +359,7 @@ def compiling() -> Iterator[None]:
 
     watch, start = jit_cache.watch(notice), time.perf_counter()
     before = watch.num_compiled
-    with exit_at_once(EARLY_INTERRUPT):
+    with exit_at_once(interrupted):
         yield
     if watch.num_compiled > before:
         notice(f"compiled in {time.perf_counter() - start:.0f} s")

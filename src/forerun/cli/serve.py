@@ -222,7 +222,7 @@ def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket])
     from forerun.serving.server import Server
     from forerun.serving.service import Service, freeze_garbage
 
-    with options.compiling():
+    with options.compiling(EARLY_INTERRUPT):
         service = Service(model, settings, keys)
         service.warm_up()
     freeze_garbage()

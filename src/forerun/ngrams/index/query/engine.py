@@ -56,7 +56,10 @@ class Index:
         threads: int = 2,
         manifest: store.Manifest | None = None,
         numbers: Many[int] | None = None,
+        path: Path | None = None,
+        is_loaded: bool = True,
     ) -> None:
+        self.path, self._is_loaded = path, is_loaded  # the folder on disk, if any
         self.shards = list(shards)
         self._numbers = range(len(self.shards)) if numbers is None else numbers  # on disk
         self._flags = [shard.seen[-1:] for shard in self.shards]  # 1: a page was wrong
@@ -103,7 +106,9 @@ class Index:
             encoder=encoder,
             threads=threads,
             manifest=manifest,
-        )._at(path, load)
+            path=path,
+            is_loaded=load,
+        )
 
     @classmethod
     def of(
@@ -133,16 +138,12 @@ class Index:
             raise DataError("expected documents to index, got none; pass at least one")
         return cls([shard_of(np.array(text, TYPES[width])) for text in texts], eos, threads=threads)
 
-    def _at(self, path: Path, is_loaded: bool) -> Index:
-        self.path, self._is_loaded = path, is_loaded
-        return self
-
     @cached_property
     def encoder(self) -> encoders.Encoder:
         """The tokenizer of the index."""
         if self._encoder is not None:
             return self._encoder
-        if self.manifest is None:
+        if self.manifest is None or self.path is None:
             return encoders.Ids()
         return encoders.load_saved(self.path / self.manifest.folder, dict(self.manifest.tokenizer))
 
@@ -156,7 +157,7 @@ class Index:
     @property
     def held_bytes(self) -> int:
         """Bytes in memory, without files mapped from disk."""
-        if self.manifest is not None and not self._is_loaded:
+        if not self._is_loaded:
             return 0
         return sum(a.nbytes for s in self.shards for a in (s.text, s.table, s.fences))
 
@@ -181,8 +182,8 @@ class Index:
 
     def _damage(self, number: int) -> str:
         kind, page = next(wrong_pages(self.shards[number].pages))
-        name, shown = store.file_name(kind, self._numbers[number]), getattr(self, "path", "")
-        folder = Path(shown) / (self.manifest.folder if self.manifest else "")
+        name = store.file_name(kind, self._numbers[number])
+        folder = (self.path or Path()) / (self.manifest.folder if self.manifest else "")
         return (
             f"{folder / name} is damaged: bytes {page * PAGE_BYTES} to "
             f"{(page + 1) * PAGE_BYTES - 1} differ from their checksum; restore it from a copy, or "

@@ -94,7 +94,7 @@ def checksum(index: Where) -> None:
     from forerun.ngrams.index.build.verify import add_page_sums
 
     manifest = add_page_sums(index)
-    typer.echo(f"{index}: {manifest.bytes_of('pages'):,} bytes of page checksums; all files whole")
+    typer.echo(f"{index}: {manifest.bytes_of('pages'):,} bytes of page checksums; all files match")
 
 
 @app.command("count")

@@ -95,9 +95,7 @@ def generate(
             listeners=[recorder, *streamers],
             max_seqs=batch,
         )
-    max_new = UNLIMITED
-    if criteria.max_length is not None:
-        max_new = max(1, criteria.max_length - input_ids.shape[1])
+    max_new = criteria.max_new_tokens
     rows = prompts(input_ids, model_kwargs.get("attention_mask"))
     sampling = replace(sampling, max_new_tokens=max_new)
     seqs = _sequences(target, rows, sampling, keeps_learned=isinstance(drafter, Drafter))

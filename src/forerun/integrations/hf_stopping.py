@@ -11,6 +11,7 @@ from torch import Tensor
 from forerun.core.records import Sequence
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
+from forerun.models.hf_rope import UNLIMITED
 
 MODULE = "transformers.generation.stopping_criteria"
 Scores = Callable[[int, list[int]], tuple[Tensor, ...]]
@@ -37,6 +38,12 @@ class Criteria(Stops):
         self.is_length_only = False  # for rows that go on
         self._prompts, self.scores = prompts, scores
         self._done: dict[tuple[int, tuple[int, ...]], bool] = {}
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most new tokens of a text; at least 1."""
+        length = self._prompts.shape[1]
+        return UNLIMITED if self.max_length is None else max(1, self.max_length - length)
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         if self.is_length_only:

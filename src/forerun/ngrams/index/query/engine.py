@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,10 +32,8 @@ from forerun.ngrams.index.query import attribution, kernels, results
 from forerun.ngrams.index.query import cnf as clauses
 from forerun.ngrams.index.query import documents as passages
 from forerun.ngrams.index.query.results import Match, Next, Prob
+from forerun.ngrams.index.query.tokenizer_check import check_encoder
 from forerun.utils.numbers import token_ids, whole
-
-if TYPE_CHECKING:
-    from forerun.models.tokenizer import Tokenizer
 
 MAX_SUPPORT = 1000
 MIN_PARALLEL_QUERIES = 64  # a smaller batch runs in one thread
@@ -94,7 +92,7 @@ class Index:
         manifest = store.read_manifest(path)
         encoder = None if tokenizer is None else encoders.load(tokenizer)
         if encoder is not None:
-            same_tokenizer(path, manifest, encoder)
+            check_encoder(path, manifest, encoder)
         shards = open_shards(path, manifest, load=load, verify=verify)
         if verify == FAST:
             warn_without_pages(path, manifest)
@@ -375,35 +373,3 @@ class Index:
                 parts.append((ids[:size], counts[:size]))
         self.check_reads()
         return results.add_up(self.eos, self.separator, parts, match.count, length, unit > 1)
-
-
-def same_tokenizer(path: Path, manifest: store.Manifest, encoder: encoders.Encoder) -> None:
-    """Raises ConfigError unless the index was built with a tokenizer of the same vocabulary.
-
-    An index of ids, or of a function, accepts any tokenizer with enough ids.
-    """
-    built, top = manifest.tokenizer, max(shard.top for shard in manifest.shards)
-    if encoder.fingerprint == built["fingerprint"]:
-        return
-    if not built["fingerprint"] and (encoder.size is None or top < encoder.size):
-        return
-    raise ConfigError(
-        f"the index in {path} was built with tokenizer {built['name']!r} ({built['vocabulary']} "
-        f"ids), not with {encoder.name!r} ({encoder.size} ids); use that tokenizer, or build a new "
-        "index"
-    )
-
-
-def check_tokenizer(index: Index, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError if the index on disk was built with another vocabulary."""
-    if index.manifest is None:
-        return
-    built = index.manifest.tokenizer
-    if built["fingerprint"] and built["fingerprint"] != encoders.fingerprint(
-        tokenizer.vocabulary()
-    ):
-        raise ConfigError(
-            f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
-            f"not with the target's ({tokenizer.vocab_size} ids); build it with --tokenizer and "
-            "the target's folder"
-        )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from forerun import registry
 from forerun.assets import as_problem, is_embedded
 from forerun.constraints._penalties import Adjust
+from forerun.constraints._request import RequestConstraint, prepared, record_allowed_mass
+from forerun.constraints.base import Constraint
 from forerun.core.mixins import is_kept
 from forerun.core.records import Step
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
@@ -167,17 +169,19 @@ class Model:
         check_tenant(tenant)
         texts = as_prompts(prompts)
         self._check_form(texts)
-        given = sampling_per_prompt(sampling, len(texts), overrides)
+        named = [constraint] if isinstance(constraint, str | Shaper) else constraint
+        asked = [self.constraint(one) for one in named]
+        given = self._constrained(sampling_per_prompt(sampling, len(texts), overrides), asked)
         check_numbers(numbers, len(texts))
         recorder = Recorder()
         listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
         if any(one.logprobs is not None for one in given):
             listeners.insert(0, record_logprobs)
+        if any(one.allowed_mass for one in given):
+            listeners.insert(0, record_allowed_mass)
         self._drop_stale_drafters()
         chosen = self.drafter(drafter)
-        single = isinstance(constraint, str | Shaper)
-        named = [constraint] if single else constraint  # type: ignore[list-item]
-        shapers = [*shapers, *map(self.constraint, named)]  # type: ignore[arg-type]
+        shapers = [*shapers, *(one for one in asked if not isinstance(one, Constraint))]
         engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
         run = Run(
             self,
@@ -192,6 +196,12 @@ class Model:
         with self.target.lock:
             run.fit(warns=batch is not None)
         return run
+
+    def _constrained(self, given: list[Sampling], shapers: Many[Shaper]) -> list[Sampling]:
+        """The sampling parameters, with the constraints among `shapers` added to each."""
+        hard = [one for one in shapers if isinstance(one, Constraint)]
+        vocab = self.target.vocab_size
+        return [prepared(one, hard, self.tokenizer, vocab) for one in given]
 
     def _drop_stale_drafters(self) -> None:
         """After a weight update, drops what drafters learned from the old weights.
@@ -254,7 +264,11 @@ class Model:
                 rule,
                 planner,
                 stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
-                shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
+                shapers=(
+                    Adjust(self.tokenizer.eos_ids),
+                    *shapers,
+                    RequestConstraint(self.tokenizer),
+                ),
                 listeners=listeners,
                 max_seqs=batch or registry.DEFAULT_BATCH,
             )

@@ -86,9 +86,29 @@ class TargetProbs:
             self._logits[node] = logits
         return self._logits[node]
 
+    def unconstrained(self, node: int) -> np.ndarray:
+        """Logits [V] before the temperature, shaped by all shapers that forbid nothing."""
+        logits = self.rows.row(node)
+        for shaper, state in zip(self._shapers, self.states(node), strict=True):
+            if state is not None and not shaper.forbids:
+                logits = shaper.logits(state, logits)
+        return logits
+
     def logprobs(self, node: int) -> np.ndarray:
         """Log-probabilities [V] of the model: unshaped, temperature 1, float64."""
         return log_softmax(self.rows.row(node))
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether a constraint is tested when tokens are drawn: `allows` may be false for a token
+        of positive probability."""
+        pairs = zip(self._shapers, self.states(-1), strict=True)
+        return any(state is not None and shaper.tests(state) for shaper, state in pairs)
+
+    def allows(self, node: int, token: int) -> bool:
+        """Whether all shapers allow `token` after the node's path."""
+        pairs = zip(self._shapers, self.states(node), strict=True)
+        return all(state is None or shaper.allows(state, token) for shaper, state in pairs)
 
     def states(self, node: int) -> tuple[Any, ...]:
         """Shaper states after the node's path."""

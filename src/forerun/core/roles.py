@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forerun.core.dice import Dice
     from forerun.core.logits import TargetProbs
     from forerun.core.sampling import Sampling
+    from forerun.models.tokenizer import Tokenizer
 
 
 class Target(ABC):
@@ -214,7 +215,14 @@ class Shaper(ABC):
     """Changes the target's distribution at every tree node: sampling parameters, grammars, style.
 
     States are immutable: `advance` returns a new state, because siblings share their parent's.
+    forbids: whether drafters should ask `allows` before they draft a token.
     """
+
+    forbids: bool = False
+
+    def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Shaper:
+        """The shaper for a model. Raises ConfigError if they do not fit."""
+        return self
 
     def start(self, seq: Sequence) -> Any:
         """The state after all tokens of a sequence; None if the shaper does not apply to it."""
@@ -231,3 +239,15 @@ class Shaper(ABC):
     def allows(self, state: Any, token: int) -> bool:
         """Whether `token` keeps a positive probability."""
         return True
+
+    def forced(self, state: Any) -> Many[int]:
+        """Tokens that the only possible text begins with, if it is known."""
+        return ()
+
+    def report(self, seq: Sequence, text: str) -> Any:
+        """What to report on a finished sequence and its text; None: nothing."""
+        return None
+
+    def tests(self, state: Any) -> bool:
+        """Whether tokens are drawn by tests with `allows`; `logits` then forbids nothing."""
+        return False

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.core.allowed import AllowedTokens
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.growing import Grower, Path, Source
 from forerun.core.logits import TargetProbs
@@ -134,7 +135,7 @@ class Stand(PerSequence, Persistent):
 
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         draws = self.choice == "sampled" and not seq.sampling.is_greedy
-        if not isinstance(dice, SeededDice):
+        if not isinstance(dice, SeededDice) or AllowedTokens.of(seq):  # kernels ask no shaper
             return grow([seq], [plan], [dice], MemorySource(self), self._grower(seq, draws))[0]
         memory, temper = self.memory(seq), self.temper(seq)
         uniforms = dice.peek(plan.nodes * self.entries) if draws else None

@@ -108,6 +108,13 @@ class Tokenizer:
             )
         return ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that follows other text: without special tokens and a prefix space."""
+        before = "\n"
+        first, ids = self.encode(before, special=False), self.encode(before + text, special=False)
+        is_split = ids[: len(first)] == first
+        return ids[len(first) :] if is_split else self.encode(text, special=False)
+
     def decode(self, ids: Many[int], context: Many[int] = ()) -> str:
         """Text of ids that follow `context`, without special tokens."""
         stream = TextStream(self, context)

@@ -1,0 +1,155 @@
+"""The constraint of a request: how it is sampled, applied as one shaper of the engine, reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from forerun.constraints._after import After
+from forerun.constraints._all_of import AllOf
+from forerun.constraints._tested import Tested
+from forerun.constraints.base import Constraint
+from forerun.core.records import Sequence, Step
+from forerun.core.roles import Shaper
+from forerun.core.sampling import Sampling, softmax
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+
+@dataclass(eq=False, slots=True)
+class Counts:
+    """Work of a constraint on one sequence."""
+
+    masks: int = 0
+    tests: int = 0  # of single tokens
+
+
+class Applied(NamedTuple):
+    """A constraint, its state, and the counts of the sequence."""
+
+    constraint: Constraint
+    state: Any
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a constraint did to a text.
+
+    valid: whether the text is an allowed one. logw: log importance weight of the text for the
+    model's law given that the text is allowed, from constraint_sampling "awrs" and "smc".
+    num_masks, num_tests: masks computed, and tokens tested without a mask. allowed_mass: if
+    requested, the probability of the allowed tokens at each token. error: why the constraint gave
+    up, if it did.
+    """
+
+    valid: bool
+    logw: float = 0.0
+    num_masks: int = 0
+    num_tests: int = 0
+    allowed_mass: list[float] | None = None
+    error: str = ""
+
+
+class RequestConstraint(Shaper):
+    """Applies `Sampling.constraint` to each sequence that has one."""
+
+    forbids = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def start(self, seq: Sequence) -> Applied | None:
+        own = seq.sampling.constraint
+        return None if own is None else Applied(own, own.start(seq), Counts())
+
+    def advance(self, state: Applied, token: int) -> Applied:
+        own, inner, counts = state
+        return Applied(own, own.advance(inner, token), counts)
+
+    def logits(self, state: Applied, logits: np.ndarray) -> np.ndarray:
+        state.counts.masks += not state.constraint.tests(state.state)
+        return state.constraint.logits(state.state, logits)
+
+    def allows(self, state: Applied, token: int) -> bool:
+        state.counts.tests += 1
+        return state.constraint.allows(state.state, token)
+
+    def forced(self, state: Applied) -> Many[int]:
+        return state.constraint.forced(state.state)
+
+    def tests(self, state: Applied) -> bool:
+        return state.constraint.tests(state.state)
+
+    def report(self, seq: Sequence, text: str) -> Report | None:
+        applied = seq.states[seq.shapers.index(self)]
+        if applied is None:
+            return None
+        own, state, counts = applied
+        if seq.end is not None:  # a stop string has cut the text
+            tokens = seq.tokens[: seq.num_prompt] + self.tokenizer.encode_inside(text)
+            state = own.start(Sequence(tokens, seq.num_prompt, seq.sampling, seq.dice, seq.limit))
+        mass = seq.allowed_mass[: len(seq.generated)] if seq.sampling.allowed_mass else None
+        done = own.is_complete(state)
+        return Report(done, seq.logw, counts.masks, counts.tests, mass, own.error(state))
+
+
+def prepared(
+    sampling: Sampling, constraints: Many[Constraint], tokenizer: Tokenizer, vocab_size: int
+) -> Sampling:
+    """The sampling parameters with their constraint and `constraints` as one, ready for a model.
+
+    Raises ConfigError, DataError for a constraint that cannot be used.
+    """
+    own = sampling.constraint
+    if own is not None and not isinstance(own, Constraint):
+        raise ConfigError(
+            f"constraint must be a constraint such as JsonSchema(...), got {own!r:.80}; pass names "
+            "and styles to `generate(constraint=...)`"
+        )
+    given = [*constraints, *([] if own is None else [own])]
+    if not given:
+        _check_unused(sampling)
+        return sampling
+    bound = [one.bind(tokenizer, vocab_size) for one in given]
+    whole = bound[0] if len(bound) == 1 else AllOf(bound)
+    if sampling.constraint_start is not None:
+        whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)
+    if sampling.constraint_sampling != "mask":
+        _check_weighted(sampling)
+        whole = Tested(whole)
+    return replace(sampling, constraint=whole)
+
+
+DEFAULTS = {"constraint_start": None, "constraint_sampling": "mask", "allowed_mass": False}
+
+
+def _check_unused(sampling: Sampling) -> None:
+    for name, default in DEFAULTS.items():
+        if (value := getattr(sampling, name)) != default:
+            raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
+
+
+def _check_weighted(sampling: Sampling) -> None:
+    """Raises ConfigError for settings under which the model's law is not a softmax."""
+    if sampling.is_greedy or sampling.truncates:
+        raise ConfigError(
+            f"constraint_sampling={sampling.constraint_sampling!r} corrects towards the whole law "
+            "of the model; it needs a temperature above 0, without top_k, top_p and min_p"
+        )
+
+
+def record_allowed_mass(step: Step) -> None:
+    """Listener: stores the probability of the allowed tokens at each emitted one, if requested."""
+    for i, (seq, laws) in enumerate(zip(step.seqs, step.laws, strict=True)):
+        if not seq.sampling.allowed_mass:
+            continue
+        for node, _ in zip(step.visited(i), step.emitted[i], strict=True):
+            own, state, _ = next(s for s in laws.states(node) if isinstance(s, Applied))
+            free = softmax(laws.unconstrained(node).astype(np.float64), seq.sampling.divisor)
+            seq.allowed_mass.append(float(free[own.allowed(state)].sum()))

@@ -44,6 +44,11 @@ NOT_TEXT = frozenset({"tokenizer", "target"})  # options that text cannot expres
 DEFAULT_BATCH = 16  # sequences
 
 
+# modules of method folders without a method of their own: base classes, and the two ways to sample
+# under any constraint, which `Sampling.constraint_sampling` selects
+NO_METHODS = frozenset({"base", "asap", "awrs"})
+
+
 class Kind(NamedTuple):
     """Package, base class and entry point group of a kind."""
 
@@ -171,7 +176,7 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
 def _own_modules(package: str) -> frozenset[str]:
     """Public modules of a package of forerun."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return frozenset(one.name for one in found if one.name[0] != "_") - {"base"}
+    return frozenset(one.name for one in found if one.name[0] != "_") - NO_METHODS
 
 
 @cache

@@ -282,14 +282,14 @@ def _sampling(given: dict[str, Any]) -> Sampling:
         "stop": tuple(given["stop"]),
         "stop_token_ids": tuple(given["stop_token_id"]),
     }
-    names = Sampling.__dataclass_fields__.keys() & given.keys()
+    names = (Sampling.__dataclass_fields__.keys() & given.keys()) - {"constraint"}
     own = {name: given[name] for name in names} | renamed
     return Sampling(**own | _fields(given["fields"]))
 
 
 def _fields(texts: list[str]) -> dict[str, Any]:
     """Fields of Sampling from texts NAME=VALUE. Raises ConfigError, UnknownName."""
-    known = Sampling.__dataclass_fields__.keys() - {"n", "seed"}
+    known = Sampling.__dataclass_fields__.keys() - {"n", "seed", "constraint"}
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

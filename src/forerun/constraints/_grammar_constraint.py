@@ -46,17 +46,18 @@ class GrammarConstraint(Constraint):
     _start: LLMatcher
     _vocabulary: LLTokenizer
     _vocab_size: int
+    _splits: dict[bytes, tuple[int, ...]]  # forced texts as tokens
 
     @abstractmethod
     def source(self) -> str:
-        """The grammar as llguidance reads it. Raises DataError."""
+        """The grammar in the Lark dialect of llguidance. Raises DataError."""
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
         library()
         bound = super().bind(tokenizer, vocab_size)
         bound._start = compiled(tokenizer, vocab_size, self.source())
         bound._vocabulary = vocabulary_of(tokenizer, vocab_size)
-        bound._vocab_size = vocab_size
+        bound._vocab_size, bound._splits = vocab_size, {}
         return bound
 
     def start(self, seq: Sequence) -> State | Ended:
@@ -89,13 +90,24 @@ class GrammarConstraint(Constraint):
     def forced(self, state: State | Ended) -> Many[int]:
         if isinstance(state, Ended):
             return ()
-        run = state.cursor.forced(state)
-        return self.eos_ids[:1] if not run and state.cursor.must_end(state) else run
+        text = state.cursor.forced(state)
+        if not text:
+            return self.eos_ids[:1] if state.cursor.must_end(state) else ()
+        if text not in self._splits:
+            self._splits[text] = self._split(text)
+        return self._splits[text]
+
+    def _split(self, text: bytes) -> tuple[int, ...]:
+        """A text as tokens: by the tokenizer, or greedily if that changes the text."""
+        vocabulary = self._vocabulary
+        tokens = vocabulary.tokenize_bytes(text)
+        if vocabulary.decode_bytes(tokens) != text:
+            tokens = vocabulary.greedy_tokenize(text.decode(errors="ignore"))
+        return tuple(tokens)
 
     def begin(self, text: bytes) -> State | None:
         cursor = Cursor(self._start)
-        tokens = self._vocabulary.tokenize_bytes(text)
-        return cursor.begin(tokens)
+        return cursor.begin(self._split(text))
 
     def error(self, state: State | Ended) -> str:
         return (state.text if isinstance(state, Ended) else state).cursor.error

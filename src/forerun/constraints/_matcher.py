@@ -50,8 +50,13 @@ def library() -> Any:
     return llguidance
 
 
+# every token that may continue the text is allowed; by default llguidance forces its own split of
+# a text into tokens, which would change the law
+OPTIONS = '%llguidance {"no_forcing": true}\n'
+
+
 def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
-    """The matcher of a grammar at the start of a text; copy it before use. Cached by content.
+    """The matcher of a Lark grammar at the start of a text; copy it before use. Cached by content.
 
     Raises DataError for a grammar that llguidance refuses.
     """
@@ -75,6 +80,8 @@ def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
 def _made(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     guidance = library()
     limits = guidance.LLParserLimits(**LIMITS)
+    if "%llguidance" not in grammar:
+        grammar = OPTIONS + grammar
     found = guidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if found.is_error():
         raise DataError(in_a_line(ValueError(found.get_error())))
@@ -169,9 +176,9 @@ class Cursor:
         """Whether a token may follow; it is no end token."""
         return self._move(state) and self._matcher.validate_tokens([token]) == 1
 
-    def forced(self, state: State) -> list[int]:
-        """Tokens of the bytes that must follow, as the tokenizer splits them."""
-        return self._matcher.compute_ff_tokens() if self._move(state) else []
+    def forced(self, state: State) -> bytes:
+        """The bytes that must follow."""
+        return self._matcher.compute_ff_bytes() if self._move(state) else b""
 
     def must_end(self, state: State) -> bool:
         """Whether the text is a whole one that cannot go on."""

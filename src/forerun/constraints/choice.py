@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence as Many
 
 from forerun.constraints._grammar_constraint import GrammarConstraint
-from forerun.constraints._matcher import library
 from forerun.errors import ConfigError
 
 
@@ -23,4 +22,4 @@ class Choice(GrammarConstraint):
 
     def source(self) -> str:
         written = " | ".join(json.dumps(one, ensure_ascii=False) for one in self.options)
-        return library().LLMatcher.grammar_from_lark(f"start: {written}")
+        return f"start: {written}"

@@ -36,16 +36,14 @@ class Grammar(GrammarConstraint):
         self.notation = notation or (suffix if suffix in NOTATIONS else _notation_of(self.text))
 
     def source(self) -> str:
-        guidance = library()
-        lark = self.text
-        if self.notation != LARK:
-            try:
-                lark = guidance.gbnf_to_lark.gbnf_to_lark(self.text)
-            except Exception as error:
-                raise DataError(
-                    f"the grammar is no {self.notation.upper()}: {in_a_line(error)}"
-                ) from None
-        return guidance.LLMatcher.grammar_from_lark(lark)
+        if self.notation == LARK:
+            return self.text
+        try:
+            return library().gbnf_to_lark.gbnf_to_lark(self.text)
+        except Exception as error:
+            raise DataError(
+                f"the grammar is no {self.notation.upper()}: {in_a_line(error)}"
+            ) from None
 
 
 def _notation_of(text: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forerun.constraints._grammar_constraint import GrammarConstraint, text_of
-from forerun.constraints._matcher import library
 from forerun.errors import ConfigError, DataError, in_a_line
 from forerun.registry import File
 from forerun.utils.files import parsed
@@ -39,8 +38,10 @@ class JsonSchema(GrammarConstraint):
         self.whitespace = whitespace
 
     def source(self) -> str:
-        options = {"whitespace_flexible": self.whitespace}
-        return library().LLMatcher.grammar_from_json_schema(self.schema, defaults=options)
+        schema = self.schema
+        if not self.whitespace and isinstance(schema, Mapping):
+            schema = {"x-guidance": {"whitespace_flexible": False}} | dict(schema)
+        return f"start: %json {json.dumps(schema)}"
 
     def bind(self, tokenizer, vocab_size):  # type: ignore[no-untyped-def]
         try:

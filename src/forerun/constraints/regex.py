@@ -6,6 +6,8 @@ in the text, whatever the expression.
 
 from __future__ import annotations
 
+import json
+
 from forerun.constraints._grammar_constraint import GrammarConstraint
 from forerun.constraints._matcher import library
 
@@ -17,4 +19,5 @@ class Regex(GrammarConstraint):
         self.pattern = pattern
 
     def source(self) -> str:
-        return library().LLMatcher.grammar_from_regex(self.pattern)
+        made = json.loads(library().LLMatcher.grammar_from_regex(self.pattern))
+        return made["grammars"][0]["lark_grammar"]

@@ -170,7 +170,7 @@ class Model:
         texts = as_prompts(prompts)
         self._check_form(texts)
         named = [constraint] if isinstance(constraint, str | Shaper) else constraint
-        asked = [self.constraint(one) for one in named]
+        asked = [*shapers, *map(self.constraint, named)]
         given = self._constrained(sampling_per_prompt(sampling, len(texts), overrides), asked)
         check_numbers(numbers, len(texts))
         recorder = Recorder()
@@ -181,7 +181,7 @@ class Model:
             listeners.insert(0, record_allowed_mass)
         self._drop_stale_drafters()
         chosen = self.drafter(drafter)
-        shapers = [*shapers, *(one for one in asked if not isinstance(one, Constraint))]
+        shapers = [one for one in asked if not isinstance(one, Constraint)]
         engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
         run = Run(
             self,
@@ -199,8 +199,8 @@ class Model:
 
     def _constrained(self, given: list[Sampling], shapers: Many[Shaper]) -> list[Sampling]:
         """The sampling parameters, with the constraints among `shapers` added to each."""
-        hard = [one for one in shapers if isinstance(one, Constraint)]
         vocab = self.target.vocab_size
+        hard = [one.bind(self.tokenizer, vocab) for one in shapers if isinstance(one, Constraint)]
         return [prepared(one, hard, self.tokenizer, vocab) for one in given]
 
     def _drop_stale_drafters(self) -> None:
@@ -302,14 +302,14 @@ class Model:
         return self._drafters[spec]
 
     def constraint(self, spec: str | Shaper) -> Shaper:
-        """The constraint of a name; the same object for the same text: files are read once."""
+        """The constraint of a name, ready for this model; the same object for the same text."""
         if not isinstance(spec, str):
             _check_role("constraint", spec, Shaper)
-            return spec
+            return spec.bind(self.tokenizer, self.target.vocab_size)
         with self._making:
             if spec not in self._constraints:
                 made = registry.make("constraint", spec, tokenizer=self.tokenizer)
-                self._constraints[spec] = made
+                self._constraints[spec] = made.bind(self.tokenizer, self.target.vocab_size)
             return self._constraints[spec]
 
     def memory(

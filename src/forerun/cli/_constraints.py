@@ -16,6 +16,50 @@ if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.core.roles import Shaper
 
+PANEL = "Constraints"
+JsonSchemaFile = Annotated[
+    Path | None,
+    typer.Option("--json-schema", help="JSON schema of the text, a file.", rich_help_panel=PANEL),
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option("--regex", help="Regular expression of the text.", rich_help_panel=PANEL),
+]
+GrammarFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--grammar",
+        help="Grammar of the text, a .lark, .gbnf or .ebnf file.",
+        rich_help_panel=PANEL,
+    ),
+]
+Choices = Annotated[
+    str | None,
+    typer.Option("--choice", help='Allowed texts, e.g. "yes|no".', rich_help_panel=PANEL),
+]
+How = Annotated[
+    str,
+    typer.Option(
+        "--constraint-sampling",
+        help="How tokens are drawn under a constraint: mask, asap, awrs or smc.",
+        rich_help_panel=PANEL,
+    ),
+]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--constraint-start",
+        help="The constraint applies after this text, e.g. </think>.",
+        rich_help_panel=PANEL,
+    ),
+]
+SHORT = {  # options that are constraints, and the argument of each
+    "json_schema": ("json_schema", "file"),
+    "regex": ("regex", "pattern"),
+    "grammar": ("grammar", "file"),
+    "choice": ("choice", "options"),
+}
+
 # older options: `--constraint` replaces them
 Files = Annotated[list[str], typer.Option("--style", hidden=True)]
 Strength = Annotated[float | None, typer.Option("--style-lambda", hidden=True)]
@@ -45,6 +89,8 @@ def check(given: dict[str, Any]) -> None:
         cls.check_options(**{o: value for o, value in options.items() if o not in paths})
     for spec in given["constraint"]:
         check_part("constraint", spec, is_local)
+    if is_local:
+        list(_of_short(given))
 
 
 def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
@@ -53,7 +99,16 @@ def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
         registry.get("constraint", name)(**options, tokenizer=model.tokenizer)
         for name, options in _of_older(given)
     ]
-    return older + [model.constraint(spec) for spec in given["constraint"]]
+    named = [model.constraint(spec) for spec in given["constraint"]]
+    return [*older, *named, *map(model.constraint, _of_short(given))]
+
+
+def _of_short(given: dict[str, Any]) -> Iterator[Shaper]:
+    """Constraints of --json-schema, --regex, --grammar and --choice. Raises as they do."""
+    for option, (name, argument) in SHORT.items():
+        if (value := given.get(option)) is not None:
+            text = str(value) if isinstance(value, Path) else value
+            yield registry.get("constraint", name)(**{argument: text})
 
 
 def _of_older(given: dict[str, Any]) -> Iterator[Chosen]:

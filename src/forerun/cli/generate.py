@@ -187,6 +187,12 @@ def command(
     controller: options.ControllerSpec = registry.DEFAULT_CONTROLLER,
     target: options.TargetSpec = None,
     constraint: options.ConstraintSpecs = [],  # noqa: B006
+    json_schema: constraints.JsonSchemaFile = None,
+    regex: constraints.Pattern = None,
+    grammar: constraints.GrammarFile = None,
+    choice: constraints.Choices = None,
+    constraint_sampling: constraints.How = "mask",
+    constraint_start: constraints.Start = None,
     nodes: Nodes = None,
     depth: Depth = None,
     batch: options.Batch = registry.DEFAULT_BATCH,

@@ -66,7 +66,7 @@ ConstraintSpecs = Annotated[
     typer.Option(
         "--constraint",
         help="Constraint on the model's distribution, e.g. corpus:index=FILE; repeatable.",
-        rich_help_panel=METHODS,
+        rich_help_panel="Constraints",
     ),
 ]
 Batch = Annotated[

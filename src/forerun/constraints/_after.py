@@ -46,12 +46,9 @@ class After(Constraint):
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
         bound = super().bind(tokenizer, vocab_size)
         bound.inner = self.inner.bind(tokenizer, vocab_size)
-        pieces, specials = tokenizer.pieces, tokenizer.specials
-        if pieces is None:
-            raise ConfigError("a marker needs a tokenizer whose tokens have fixed bytes")
+        pieces, specials = tokenizer.token_bytes(vocab_size), tokenizer.specials
         bound._pieces = [
-            specials[token].encode() if token in specials else pieces(token) or b""
-            for token in range(vocab_size)
+            piece or specials.get(token, "").encode() for token, piece in enumerate(pieces)
         ]
         bound._ends, bound._begun = _endings(bound._pieces, self.marker), {}
         return bound

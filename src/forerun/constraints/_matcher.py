@@ -84,7 +84,8 @@ def _made(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
         grammar = OPTIONS + grammar
     found = guidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if found.is_error():
-        raise DataError(in_a_line(ValueError(found.get_error())))
+        reason = found.get_error().split("\n   1 | ")[0]  # then it quotes the grammar
+        raise DataError(in_a_line(ValueError(reason)))
     return found
 
 
@@ -104,15 +105,9 @@ class _Vocabulary:
     """The tokenizer interface of llguidance."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        pieces = tokenizer.pieces
-        if pieces is None:
-            raise ConfigError(
-                "a grammar needs a tokenizer whose tokens have fixed bytes, but the text of this "
-                "one's tokens depends on other tokens"
-            )
         self.eos_token_id, self.bos_token_id = tokenizer.eos_ids[0], None
         self.special_token_ids = [i for i in tokenizer.specials if i < vocab_size]
-        self.tokens = [pieces(i) or b"" for i in range(vocab_size)]
+        self.tokens = [piece or b"" for piece in tokenizer.token_bytes(vocab_size)]
         for i in {*self.special_token_ids, *tokenizer.eos_ids}:
             self.tokens[i] = SPECIAL + tokenizer.specials.get(i, f"<{i}>").encode()
         self._tokenizer = tokenizer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,11 @@ class Report:
     allowed_mass: list[float] | None = None
     error: str = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without those that were not requested."""
+        found = asdict(self) | {"logw": self.logw if math.isfinite(self.logw) else None}
+        return {name: value for name, value in found.items() if value is not None and value != ""}
+
 
 class RequestConstraint(Shaper):
     """Applies `Sampling.constraint` to each sequence that has one."""
@@ -104,6 +110,7 @@ def prepared(
 ) -> Sampling:
     """The sampling parameters with their constraint and `constraints` as one, ready for a model.
 
+    constraints: bound to the model.
     Raises ConfigError, DataError for a constraint that cannot be used.
     """
     own = sampling.constraint
@@ -112,11 +119,10 @@ def prepared(
             f"constraint must be a constraint such as JsonSchema(...), got {own!r:.80}; pass names "
             "and styles to `generate(constraint=...)`"
         )
-    given = [*constraints, *([] if own is None else [own])]
-    if not given:
+    bound = [*constraints, *([] if own is None else [own.bind(tokenizer, vocab_size)])]
+    if not bound:
         _check_unused(sampling)
         return sampling
-    bound = [one.bind(tokenizer, vocab_size) for one in given]
     whole = bound[0] if len(bound) == 1 else AllOf(bound)
     if sampling.constraint_start is not None:
         whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)

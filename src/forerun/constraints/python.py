@@ -58,14 +58,7 @@ class Predicate(Constraint):
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
         bound = super().bind(tokenizer, vocab_size)
-        pieces = tokenizer.pieces
-        if pieces is None:
-            raise ConfigError(
-                "a predicate needs a tokenizer whose tokens have fixed bytes, but the text of "
-                "this one's tokens depends on other tokens"
-            )
-        is_text = [token not in tokenizer.specials for token in range(vocab_size)]
-        bound._pieces = [pieces(token) if one else None for token, one in enumerate(is_text)]
+        bound._pieces = tokenizer.token_bytes(vocab_size)
         return bound
 
     def start(self, seq: Sequence) -> Prefix:

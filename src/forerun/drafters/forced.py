@@ -19,5 +19,10 @@ class Forced(PerSequence):
     labels = frozenset({"point"})
 
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        allowed = AllowedTokens.of(seq)
-        return EMPTY if allowed is None else chain(allowed.forced_run(min(plan.nodes, plan.depth)))
+        return forced_chain(seq, plan)
+
+
+def forced_chain(seq: Sequence, plan: Plan) -> Tree:
+    """The forced tokens after a sequence, within a plan."""
+    allowed = None if plan.is_empty else AllowedTokens.of(seq)
+    return EMPTY if allowed is None else chain(allowed.forced_run(min(plan.nodes, plan.depth)))

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ModelError, in_a_line
+from forerun.errors import ConfigError, ModelError, in_a_line
 from forerun.models.chat_template import TemplateError, rendered
 from forerun.models.end_ids import as_ids, declared_eos, usable_end_ids, within
 from forerun.models.remote_code import check_code, is_trusted
@@ -47,6 +47,7 @@ class Tokenizer:
         own = as_ids(getattr(inner, "eos_token_id", None))
         self.eos_ids = tuple(dict.fromkeys(own if eos_ids is None else eos_ids))
         self._has_warned_of_bos = False
+        self._token_bytes: dict[int, list[bytes | None]] = {}  # by vocabulary size
         self._backend: Any = getattr(inner, "backend_tokenizer", None)  # the Rust object
 
     @classmethod
@@ -138,6 +139,23 @@ class Tokenizer:
             return None
         rule = ByteRule.of(self._backend.decoder)
         return None if rule is None else TokenPieces(self._backend, rule)
+
+    def token_bytes(self, vocab_size: int) -> list[bytes | None]:
+        """The bytes of each token within a text; None for special tokens and ids without a token.
+
+        Raises ConfigError if the bytes of a token depend on other tokens.
+        """
+        if self.pieces is None:
+            raise ConfigError(
+                "the text of this tokenizer's tokens depends on other tokens, so constraints on "
+                "the text cannot be applied"
+            )
+        if vocab_size not in self._token_bytes:
+            self._token_bytes[vocab_size] = [
+                None if token in self.specials else self.pieces(token)
+                for token in range(vocab_size)
+            ]
+        return self._token_bytes[vocab_size]
 
     @cached_property
     def specials(self) -> Mapping[int, str]:

@@ -53,6 +53,9 @@ class After(Constraint):
         bound._ends, bound._begun = _endings(bound._pieces, self.marker), {}
         return bound
 
+    def key(self) -> str:
+        return f"{self.marker.hex()}:{self.inner.key()}"
+
     def start(self, seq: Sequence) -> Free | Inside:
         state: Free | Inside = Free(b"")
         for token in seq.generated:

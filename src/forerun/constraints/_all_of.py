@@ -17,6 +17,9 @@ class AllOf(Constraint):
     def __init__(self, parts: Many[Constraint]) -> None:
         self.parts, self.eos_ids = tuple(parts), parts[0].eos_ids
 
+    def key(self) -> str:
+        return "+".join(part.key() for part in self.parts)
+
     def start(self, seq: Sequence) -> tuple[Any, ...]:
         return tuple(part.start(seq) for part in self.parts)
 

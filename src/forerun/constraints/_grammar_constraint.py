@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -59,6 +60,9 @@ class GrammarConstraint(Constraint):
         bound._vocabulary = vocabulary_of(tokenizer, vocab_size)
         bound._vocab_size, bound._splits = vocab_size, {}
         return bound
+
+    def key(self) -> str:
+        return hashlib.sha256(self.source().encode()).hexdigest()
 
     def start(self, seq: Sequence) -> State | Ended:
         return self.after(seq.generated)

@@ -12,6 +12,7 @@ import numpy as np
 from forerun.constraints._after import After
 from forerun.constraints._all_of import AllOf
 from forerun.constraints._tested import Tested
+from forerun.constraints.asap import Asap
 from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence, Step
 from forerun.core.roles import Shaper
@@ -127,8 +128,8 @@ def prepared(
     if sampling.constraint_start is not None:
         whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)
     if sampling.constraint_sampling != "mask":
-        _check_weighted(sampling)
-        whole = Tested(whole)
+        _check_whole_law(sampling)
+        whole = _sampled(whole, sampling.constraint_sampling)
     return replace(sampling, constraint=whole)
 
 
@@ -141,7 +142,14 @@ def _check_unused(sampling: Sampling) -> None:
             raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
 
 
-def _check_weighted(sampling: Sampling) -> None:
+def _sampled(constraint: Constraint, how: str) -> Constraint:
+    """The constraint as `how` draws tokens under it."""
+    if how == "asap":
+        return constraint if isinstance(constraint, Asap) else Asap(constraint)
+    return Tested(constraint)
+
+
+def _check_whole_law(sampling: Sampling) -> None:
     """Raises ConfigError for settings under which the model's law is not a softmax."""
     if sampling.is_greedy or sampling.truncates:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""ASAp: samples under a constraint that approach the model's own law given that the text is allowed.
+"""ASAp: samples that approach the model's law given that the text is allowed.
 
 Park et al., "Grammar-Aligned Decoding", 2024. Masking gives a prefix u the mass P(u) although most
 of its continuations may be forbidden. Let c(u) be the probability that the model completes u to an
-allowed text. The wanted law is Q(x | u) ~ P(x | u) c(ux). c is unknown; ASAp keeps an upper bound of
-it, which starts at 1 and falls as texts are sampled:
+allowed text. The wanted law is Q(x | u) ~ P(x | u) c(ux). c is unknown; ASAp keeps an upper bound
+of it, which starts at 1 and falls as texts are sampled:
 
     bound(u) = sum over allowed x of P(x | u) bound(ux)
 
@@ -15,15 +15,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Many
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from forerun.constraints.base import Constraint
-from forerun.core.records import Sequence
+from forerun.core.records import Sequence, Snapshot
 from forerun.core.sampling import Sampling, softmax
 from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
 
 MAX_ROW_BYTES = 64 << 20  # of probabilities that the tries of one constraint keep
 MAX_TRIES = 256  # prompts; beyond it the least recently used are dropped
@@ -112,6 +116,32 @@ class Trie:
             node = node.known.get(int(token))
         return node
 
+    def nodes(self) -> list[tuple[Node, int, int]]:
+        """All nodes with their last token and the index of the node above (-1: none), parents
+        first."""
+        found: list[tuple[Node, int, int]] = [] if self.root is None else [(self.root, -1, -1)]
+        for at, (node, _, _) in enumerate(found):  # grows as it is read
+            found += [(below, token, at) for token, below in node.known.items()]
+        return found
+
+    @classmethod
+    def of(cls, nodes: Many[tuple[int, int, float, float]], max_bytes: int | None = None) -> Trie:
+        """A trie of (token, index of the node above, probability of the token, mass)."""
+        trie, made = cls(max_bytes), list[Node]()
+        for token, at, prob, mass in nodes:
+            above = made[at] if at >= 0 else None
+            node = Node(above, prob, mass, mass)
+            if above is None:
+                trie.root = node
+            else:
+                above.known[token] = node
+            made.append(node)
+        for node in reversed(made):
+            node.bound -= sum(one.prob * (1 - one.bound) for one in node.known.values())
+            node.bound = max(node.bound, 0.0)
+        trie.num_nodes = len(made)
+        return trie
+
     def bound(self, path: Many[int]) -> float:
         """The upper bound of the probability that a prefix is completed to an allowed text."""
         node = self.find(path)
@@ -185,6 +215,7 @@ class Place:
 class Asap(Constraint):
     """ASAp for the constraint `inner`, with a trie for each prompt and setting of the sampling.
 
+    The object keeps what it learned from call to call; `snapshot` and `restore` save and load it.
     P is the law that all other shapers and the temperature make of the model's. Drafts keep the law
     exactly, given what was sampled before.
     """
@@ -192,6 +223,41 @@ class Asap(Constraint):
     def __init__(self, inner: Constraint) -> None:
         self.inner, self.eos_ids = inner, inner.eos_ids
         self.tries: OrderedDict[tuple[Any, ...], Trie] = OrderedDict()
+
+    def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
+        bound = copy(self)  # with the same tries
+        bound.inner = self.inner.bind(tokenizer, vocab_size)
+        bound.eos_ids = bound.inner.eos_ids
+        return bound
+
+    def snapshot(self) -> Snapshot:
+        """All tries, for a file."""
+        nodes = [(i, *row) for i, trie in enumerate(self.tries.values()) for row in trie.nodes()]
+        arrays: dict[str, np.ndarray] = {
+            "trie": np.array([i for i, *_ in nodes], np.int32),
+            "token": np.array([token for _, _, token, _ in nodes], np.int32),
+            "above": np.array([above for *_, above in nodes], np.int64),
+            "prob": np.array([node.prob for _, node, *_ in nodes]),
+            "mass": np.array([node.mass for _, node, *_ in nodes]),
+        }
+        counts = {"tokens": len(nodes), "prompts": len(self.tries)}
+        settings = {"constraint": self.inner.key(), "tries": [list(key) for key in self.tries]}
+        return Snapshot("asap", arrays, settings, counts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Replaces all tries. Raises ConfigError for those of another constraint."""
+        snapshot.expect("asap")
+        if snapshot.settings["constraint"] != self.inner.key():
+            raise ConfigError("this memory of ASAp belongs to another constraint; use another file")
+        held = snapshot.arrays
+        rows = list(
+            zip(*(held[n].tolist() for n in ("token", "above", "prob", "mass")), strict=True)
+        )
+        starts = np.searchsorted(held["trie"], np.arange(len(snapshot.settings["tries"]) + 1))
+        self.tries.clear()
+        for i, key in enumerate(snapshot.settings["tries"]):
+            part = rows[starts[i] : starts[i + 1]]
+            self.tries[tuple(map(_hashable, key))] = Trie.of(part, MAX_ROW_BYTES)
 
     def start(self, seq: Sequence) -> Place:
         place = Place(self.inner.start(_before(seq)), self._trie(seq), seq.sampling.temperature)
@@ -248,7 +314,7 @@ class Asap(Constraint):
 
     def _trie(self, seq: Sequence) -> Trie:
         """The trie of a sequence's prompt, tenant and settings."""
-        key = seq.tenant, tuple(seq.tokens[: seq.num_prompt]), *_processing(seq.sampling)
+        key = seq.cells_owner, tuple(seq.tokens[: seq.num_prompt]), *_processing(seq.sampling)
         if key not in self.tries:
             self.tries[key] = Trie(MAX_ROW_BYTES)
             if len(self.tries) > MAX_TRIES:
@@ -284,3 +350,8 @@ def _processing(s: Sampling) -> tuple[Any, ...]:
         s.banned_tokens,
         s.min_new_tokens,
     )
+
+
+def _hashable(value: Any) -> Any:
+    """A value of a key as it was before JSON: lists become tuples."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

@@ -57,6 +57,13 @@ class Constraint(Shaper):
     def begin(self, text: bytes) -> Any:
         """The state after the first bytes of a text; None if no allowed text begins with them."""
 
+    def key(self) -> str:
+        """A text that tells it from constraints with other texts; saved state belongs to it.
+
+        Raises ConfigError if there is none.
+        """
+        raise ConfigError(f"constraints of class {type(self).__name__} have no saved state")
+
     def error(self, state: Any) -> str:
         """Why the constraint gave up on the text, if it did."""
         return ""

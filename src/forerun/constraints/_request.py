@@ -12,7 +12,7 @@ import numpy as np
 from forerun.constraints._after import After
 from forerun.constraints._all_of import AllOf
 from forerun.constraints._tested import Tested
-from forerun.constraints.asap import Asap
+from forerun.constraints.asap import Asap, AsapMemory
 from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence, Step
 from forerun.core.roles import Shaper
@@ -107,11 +107,15 @@ class RequestConstraint(Shaper):
 
 
 def prepared(
-    sampling: Sampling, constraints: Many[Constraint], tokenizer: Tokenizer, vocab_size: int
+    sampling: Sampling,
+    constraints: Many[Constraint],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    memory: AsapMemory | None = None,
 ) -> Sampling:
     """The sampling parameters with their constraint and `constraints` as one, ready for a model.
 
-    constraints: bound to the model.
+    constraints: bound to the model. memory: of ASAp.
     Raises ConfigError, DataError for a constraint that cannot be used.
     """
     own = sampling.constraint
@@ -129,7 +133,7 @@ def prepared(
         whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)
     if sampling.constraint_sampling != "mask":
         _check_whole_law(sampling)
-        whole = _sampled(whole, sampling.constraint_sampling)
+        whole = _sampled(whole, sampling.constraint_sampling, memory)
     return replace(sampling, constraint=whole)
 
 
@@ -142,11 +146,9 @@ def _check_unused(sampling: Sampling) -> None:
             raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
 
 
-def _sampled(constraint: Constraint, how: str) -> Constraint:
+def _sampled(constraint: Constraint, how: str, memory: AsapMemory | None) -> Constraint:
     """The constraint as `how` draws tokens under it."""
-    if how == "asap":
-        return constraint if isinstance(constraint, Asap) else Asap(constraint)
-    return Tested(constraint)
+    return Asap(constraint, memory) if how == "asap" else Tested(constraint)
 
 
 def _check_whole_law(sampling: Sampling) -> None:

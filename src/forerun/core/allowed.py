@@ -1,7 +1,7 @@
 """Which tokens the shapers of a sequence allow in its drafts.
 
 A proposal is restricted before tokens are drawn from it, so drawn nodes stay exact. Of nodes that
-exist, only those are removed whose absence does not depend on a draw: see `legal_part`.
+exist, only those are removed that no draw decides: see `legal_part`.
 """
 
 from __future__ import annotations

@@ -222,7 +222,9 @@ def test_rows_beyond_the_limit_are_dropped_and_bounds_stay_upper_ones() -> None:
     assert MAX_ROW_BYTES >= 1 << 20
 
 
-def draw(constraint: Asap, law, length: int, count: int, seed: int, drafter: str = "none"):
+def draw(
+    constraint: Asap, law, length: int, count: int, seed: int, drafter: str = "none", t: float = 1.0
+):
     """Words drawn one after the other through the engine."""
     request = RequestConstraint(None)  # type: ignore[arg-type]
     engine = Engine(
@@ -233,7 +235,7 @@ def draw(constraint: Asap, law, length: int, count: int, seed: int, drafter: str
         shapers=(request,),
         max_seqs=1,
     )
-    sampling = Sampling(constraint=constraint)
+    sampling = Sampling(temperature=t, constraint=constraint)
     seqs = [sequence((0,), length + 1, SeededDice(seed, i), sampling) for i in range(count)]
     return [words[: words.index(END)] for words in run_all(engine, seqs)]
 
@@ -252,6 +254,19 @@ def test_the_engine_samples_the_conditional_law(drafter: str) -> None:
     assert law_of(trie, TRAP5, coin(0.5, 5)) == pytest.approx(
         conditional(TRAP5, coin(0.5, 5)), abs=1e-9
     )
+
+
+def test_the_temperature_belongs_to_the_model() -> None:
+    """At T = 0.5 the wanted law is that of P^2, normalised: 0.341 for the trap (masking: 0.692)."""
+    constraint, law = Asap(Words(TRAP5)), coin(0.6, 5)
+    sharp = coin(0.36 / (0.36 + 0.16), 5)
+    drawn = draw(constraint, law, 5, 400, seed=3, t=0.5)
+    later = drawn[drawn.index((0,) * 5) + 1 :]
+    wanted = conditional(TRAP5, sharp)
+    (trie,) = constraint.memory.tries.values()
+    assert law_of(trie, TRAP5, sharp) == pytest.approx(wanted, abs=1e-9)
+    share, q = later.count((0,) * 5) / len(later), wanted[(0,) * 5]
+    assert abs(share - q) < 3.5 * math.sqrt(q * (1 - q) / len(later)) and q < 0.35
 
 
 def test_kl_falls_tenfold_where_masking_stays() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forerun.constraints._gbnf import as_lark
 from forerun.constraints._grammar_constraint import GrammarConstraint, text_of
-from forerun.constraints._matcher import library
-from forerun.errors import ConfigError, DataError, UnknownName, in_a_line
+from forerun.errors import ConfigError, UnknownName
 from forerun.registry import File
 
 LARK, GBNF, EBNF = "lark", "gbnf", "ebnf"
@@ -36,14 +36,7 @@ class Grammar(GrammarConstraint):
         self.notation = notation or (suffix if suffix in NOTATIONS else _notation_of(self.text))
 
     def source(self) -> str:
-        if self.notation == LARK:
-            return self.text
-        try:
-            return library().gbnf_to_lark.gbnf_to_lark(self.text)
-        except Exception as error:
-            raise DataError(
-                f"the grammar is no {self.notation.upper()}: {in_a_line(error)}"
-            ) from None
+        return self.text if self.notation == LARK else as_lark(self.text, self.notation)
 
 
 def _notation_of(text: str) -> str:

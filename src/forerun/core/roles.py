@@ -132,6 +132,12 @@ class Drafter:
     def start(self, seq: Sequence) -> None:
         """A sequence starts."""
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        """Reads the texts ahead of their drafts.
+
+        Called while an asynchronous target computes; must not run passes of the target.
+        """
+
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         """One tree per sequence, within its plan, drawn with the sequence's own dice."""
         return [EMPTY] * len(seqs)

@@ -198,6 +198,10 @@ class ShadowedDrafter(Shared, Priced):
         self.main.start(seq)
         self.fresh.start(seq)
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        self.main.read(seqs)
+        self.fresh.read(seqs)
+
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         return [with_source(tree, self.name) for tree in self.main.propose(seqs, plans, dice)]
 

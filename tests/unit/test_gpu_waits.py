@@ -29,7 +29,7 @@ CONFIG = DecoderConfig(
     vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
     mlp_size=48, context=256, attn_scale=0.25, ropes=(ROPE,),
 )  # fmt: skip
-WAITS = ("number", "shape", "to host")
+WAITS = ("number", "shape", "to host", "to device, blocking")
 
 
 @pytest.fixture(autouse=True)
@@ -167,11 +167,13 @@ def watched(device: torch.device) -> Iterator[None]:
         lambda x: x[x > 0],
         lambda x: torch.zeros(3).copy_(x),
         lambda x: torch.unique(x),
+        lambda x: torch.arange(3.0).to(AWAY),
+        lambda x: x.copy_(torch.arange(3.0)),
     ],
 )
 def test_the_watch_sees_what_waits(wait: Callable[[torch.Tensor], object]) -> None:
     with Watch() as watch:
-        x = torch.arange(3.0).to(AWAY)
+        x = torch.arange(3.0).to(AWAY, non_blocking=True)
         assert [kind for kind, _ in watch.events] == ["to device"]
         (x * 2).add_(torch.ones(3, device=AWAY)).softmax(-1)
         assert not watch.count(*WAITS)

@@ -1,4 +1,4 @@
-"""(a) Passes of every shape class against torch in fp32, and verdicts on the device.
+"""(a) Passes of every shape class against torch in fp32, verdicts on the device, whole texts.
 
 The reference is torch in fp32 on the same weights and keys. Two numbers are compared with it: the
 error of our pass, and that of torch's pass in the model's number type. Ours may be 1.5 times
@@ -23,6 +23,7 @@ from forerun.models.transformer import DecoderConfig
 from forerun.runner.gpu.graphs import GraphDecoder
 from forerun.runner.model_runner import ModelRunner
 
+from . import texts
 from .models import config, fill, on_graphs, on_torch, random_decoder, text, tree, wait, widened
 from .report import OutOfTime, Report
 from .setting import Setting
@@ -49,7 +50,7 @@ class Family:
 
 
 def run(report: Report, setting: Setting) -> None:
-    """Every family through every shape, then the verdicts."""
+    """Every family through every shape, then the verdicts, then whole texts."""
     families, shapes = cases(setting)
     failed = 0
     for family in families:
@@ -62,9 +63,10 @@ def run(report: Report, setting: Setting) -> None:
             traceback.print_exc()
             report.add(f"passes, {family.name}", f"{type(fault).__name__}: {fault}"[:200], most=0)
             failed += 1
+    report.add("families that differ from torch", failed, most=0)
     report.check()
     verdicts(report, setting)
-    report.add("families that differ from torch", failed, most=0)
+    texts.run(report, setting)
 
 
 def cases(setting: Setting) -> tuple[list[Family], list[Shape]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
 from forerun.models.transformer import DecoderConfig
 from forerun.runner.gpu.graphs import GraphDecoder
@@ -66,6 +67,7 @@ def run(report: Report, setting: Setting) -> None:
     report.add("families that differ from torch", failed, most=0)
     report.check()
     verdicts(report, setting)
+    sampling_laws(report, setting)
     texts.run(report, setting)
 
 
@@ -204,6 +206,29 @@ def verdicts(report: Report, setting: Setting) -> None:
             accepted += len(one.nodes)
     note = f"{num} trees, {accepted} tokens accepted, vocabulary {vocab}"
     report.add("verdicts that differ from the host's", differ, "trees", most=0, note=note)
+
+
+SAMPLINGS = (
+    Sampling(temperature=0.6, top_k=20, top_p=0.95),
+    Sampling(temperature=0.8, top_p=0.9),
+    Sampling(temperature=1.0, min_p=0.05),
+)
+
+
+def sampling_laws(report: Report, setting: Setting) -> None:
+    """Truncated distributions computed on the device against those of the host, row by row."""
+    from forerun.verifiers._gpu_law import probabilities
+
+    vocab, rows = (200, 4) if setting.is_smoke else (128_256, 16)
+    chance = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(rows, vocab, generator=chance)
+    worst = 0.0
+    for chosen in SAMPLINGS:
+        found = probabilities(logits.to(setting.device), chosen).cpu().numpy()
+        for row, given in zip(found, logits.numpy(), strict=True):
+            worst = max(worst, float(np.abs(row - to_probs(given, chosen)).sum()) / 2)
+    note = f"{rows} rows with {vocab} tokens; top-k, top-p, min-p"
+    report.add("sampling laws on the device: largest total variation", worst, most=1e-4, note=note)
 
 
 class Given(dict):  # type: ignore[type-arg]

@@ -47,7 +47,7 @@ class FakeDeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{func} on a tensor of the device, and nobody watches")
+        raise AssertionError(f"{func} on a tensor of the device outside a Watch")
 
     def data_ptr(self) -> int:
         return 0  # which no kernel of ours is given

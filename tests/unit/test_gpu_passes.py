@@ -183,7 +183,7 @@ def test_kernels_that_say_something_else_than_torch_are_given_up(
 def test_what_cannot_be_compiled_or_recorded_goes_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No compiler, no memory, a GPU that lacks something: nobody's text ends there."""
+    """No compiler, no memory, a GPU that lacks something: texts go on."""
     warn_once.cache_clear()
     ours, plain = runners("llama", tmp_path, "fp16")
 
@@ -287,7 +287,7 @@ def test_a_model_on_a_gpu_runs_on_graphs_and_without_them_on_torch_with_one_mess
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="records graphs, which takes a GPU")
 def test_what_is_recorded_says_what_is_run(tmp_path: Path) -> None:
-    """After others were recorded too, whose memory the first must not share."""
+    """After other shapes were recorded too: the first one shares no memory with them."""
     ours, plain = runners("llama", tmp_path, "fp16")
     ours.warm_up()
     for num in (1, 3, 2, 1, 3):

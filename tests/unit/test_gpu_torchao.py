@@ -73,7 +73,9 @@ def test_what_a_gpu_takes(
         check_rounding(*given)
 
 
-def test_a_gpu_without_torchao_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchao_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torchao, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'forerun\[quant\]', or use auto"):
         check_rounding("fp8", WeightFormat.parse("fp8"), "model", CUDA, None)
@@ -133,7 +135,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runner(folder: Path, dtype: torch.dtype, rounding: WeightFormat) -> ModelRunner:
-    """A checkpoint whose weights are held so, on torch."""
+    """A checkpoint with quantised weights, on torch."""
     plan, _ = planned(folder)
     files = checkpoint.shard_files(folder)
     model = checkpoint.load_decoder(plan, files, dtype, torch.device("cpu"), rounding)

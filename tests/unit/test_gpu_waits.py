@@ -85,7 +85,7 @@ def decoder(device: torch.device) -> Transformer:
 def running(
     device: torch.device, drafter: str, sampling: Sampling, passes: str = "torch"
 ) -> Iterator[tuple[Engine, list[Sequence], list[Step]]]:
-    """An engine with three texts, whose steps are noted.
+    """An engine with three texts, and a list of its steps.
 
     Two run at once; the third follows the first, which was short and of the same prompt.
     """

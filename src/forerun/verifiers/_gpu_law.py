@@ -21,10 +21,11 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
     A row without a finite maximum gives NaN.
     """
-    below = logits - logits.amax(-1, keepdim=True)
-    probs = (below / sampling.divisor).softmax(-1)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.divisor
     if not sampling.truncates:
-        return probs
+        return scaled.softmax(-1)
+    probs = scaled.exp()  # softmax adds in float32 and may move the border of top-p
+    probs = probs / probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
     largest = probs  # all that are not 0, in any order
     if 0 < sampling.top_k < logits.shape[1]:
         probs = renormalised(probs, within_top_k(probs, sampling.top_k))

@@ -132,6 +132,12 @@ class Drafter:
     def start(self, seq: Sequence) -> None:
         """A sequence starts."""
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        """Reads the texts ahead of their drafts.
+
+        Called while an asynchronous target computes; must not run passes of the target.
+        """
+
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         """One tree per sequence, within its plan, drawn with the sequence's own dice."""
         return [EMPTY] * len(seqs)
@@ -216,6 +222,8 @@ class Shaper(ABC):
     States are immutable: `advance` returns a new state, because siblings share their parent's.
     """
 
+    has_tensors: bool = False  # whether it defines `tensor_logits`
+
     def start(self, seq: Sequence) -> Any:
         """The state after all tokens of a sequence; None if the shaper does not apply to it."""
         return ()
@@ -227,6 +235,10 @@ class Shaper(ABC):
     @abstractmethod
     def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
         """Shaped logits [V]; must not write into its argument."""
+
+    def tensor_logits(self, states: Many[Any], logits: torch.Tensor) -> torch.Tensor:
+        """`logits` of rows [R, V] with a state each, on their device; must not wait for it."""
+        raise NotImplementedError(f"{type(self).__name__} works on the host")
 
     def allows(self, state: Any, token: int) -> bool:
         """Whether `token` keeps a positive probability."""

@@ -389,6 +389,7 @@ def load(
     weights: str = "auto",
     target: str | None = None,
     trust_remote_code: bool = False,
+    graphs: bool = True,
 ) -> Model:
     """A Model from a folder, a hub id, a GGUF file, or a name that `forerun models` lists.
 
@@ -402,13 +403,14 @@ def load(
     target: a target that wraps the model, such as "entropy_switch:small=draft,threshold=1".
     trust_remote_code: run Python code that comes with the checkpoint. Without it such checkpoints
     are refused.
+    graphs: run passes over few rows as CUDA graphs on a GPU; False runs all passes on torch.
     Sampling defaults in the checkpoint are not used; a warning names them.
     Raises ModelError with the cause.
     """
     from forerun.models.load import load_target
 
     path = located(model) if isinstance(model, str) else model
-    options = {"dtype": dtype, "device": device, "weights": weights}
+    options = {"dtype": dtype, "device": device, "weights": weights, "graphs": graphs}
     with trusting(trust_remote_code):
         tokenizer = Tokenizer.load(path)
         runner: Target = load_target(path, max_seqs=max_seqs, context=context, **options)

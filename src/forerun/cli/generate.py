@@ -16,6 +16,7 @@ from forerun import registry
 from forerun.cli import _constraints as constraints
 from forerun.cli import generate_ray, options
 from forerun.cli._call_line import announce, call_line
+from forerun.cli._graphs import wants_graphs
 from forerun.cli._signals import exit_at_once
 from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import (
@@ -244,7 +245,7 @@ def _run_ray(
     names = ("model", "tenant", "dtype", "device", "weights", "batch", "target")
     how: dict[str, Any] = {name: given[name] for name in names}
     made = partial(constraints.shapers, given=dict(given))
-    setup = generate_ray.Setup(**how | parts, shapers=made)
+    setup = generate_ray.Setup(**how | parts, shapers=made, graphs=wants_graphs())
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
 
 

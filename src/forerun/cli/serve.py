@@ -15,6 +15,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
+from forerun.cli._graphs import wants_graphs
 from forerun.cli._signals import exit_at_once
 from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
@@ -174,7 +175,17 @@ def command(
     if replicas != 1:
         from forerun.serving.replicas import ReplicaSetup
 
-        setup = ReplicaSetup(model, settings, keys, dtype, device, context, template, target)
+        setup = ReplicaSetup(
+            model,
+            settings,
+            keys,
+            dtype,
+            device,
+            context,
+            template,
+            target,
+            graphs=wants_graphs(),
+        )
         return _serve_many(setup, replicas, sockets)
     notice(f"loading {model}")
     with exit_at_once(EARLY_INTERRUPT):
@@ -324,6 +335,7 @@ def _load(
     import forerun
 
     how: dict[str, Any] = {"dtype": dtype, "device": device, "target": target}
+    how["graphs"] = wants_graphs()
     model = forerun.load(name, max_seqs=max_seqs, context=context, **how)
     if template is not None:
         model.tokenizer.inner.chat_template = template

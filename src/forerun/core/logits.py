@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Shaper
 from forerun.core.sampling import log_softmax, to_probs
 from forerun.core.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TargetProbs:
@@ -30,7 +33,7 @@ class TargetProbs:
         self._probs: dict[int, np.ndarray] = {}
         self._given: tuple[list[int], np.ndarray] | None = None  # nodes, probs [k, V]
         self.num_top_logits = 0  # top logits per row to copy to the host
-        self.top_logits: TopLogits | None = None  # set once they are on the host
+        self.top_entries: TopEntries | None = None  # set once they are on the host
 
     def __getitem__(self, node: int) -> np.ndarray:
         if node not in self._probs:
@@ -45,10 +48,22 @@ class TargetProbs:
         return to_probs(self.logits(node), self.sampling)
 
     @property
-    def is_temperature_only(self) -> bool:
-        """Whether each distribution is argmax or softmax(logits / T), with nothing else applied."""
-        is_simple = self.sampling.is_greedy or self.sampling.is_softmax
-        return is_simple and self._is_plain and type(self.rows) is Rows
+    def has_tensors(self) -> bool:
+        """Whether all distributions can be computed on the device of the logits."""
+        if type(self.rows) is not Rows:
+            return False
+        pairs = zip(self._shapers, self.states(-1), strict=not self._is_plain)
+        return all(state is None or shaper.has_tensors for shaper, state in pairs)
+
+    def tensor_logits(self, logits: Tensor) -> Tensor:
+        """`logits` of all nodes [n + 1, V], root first, on the device of the model's logits."""
+        if self._is_plain:
+            return logits
+        states = [self.states(node) for node in range(-1, len(self._tree))]
+        for shaper, own in zip(self._shapers, zip(*states, strict=True), strict=True):
+            if own[0] is not None:
+                logits = shaper.tensor_logits(own, logits)
+        return logits
 
     def unshaped(self) -> np.ndarray | None:
         """Logits [n + 1, V] of root and nodes as contiguous float32 in host memory.
@@ -72,7 +87,7 @@ class TargetProbs:
         """The same shaping applied to other rows of this tree."""
         other = copy(self)
         other.rows, other._logits, other._probs = rows, {}, {}
-        other._given = other.top_logits = None
+        other._given = other.top_entries = None
         return other
 
     def logits(self, node: int) -> np.ndarray:
@@ -127,28 +142,24 @@ def advance(shapers: Many[Shaper], states: tuple[Any, ...], token: int) -> tuple
 
 
 @dataclass(frozen=True)
-class TopLogits:
-    """Top-K logits of each row of a tree, root first, with their log-normalisers.
+class TopEntries:
+    """The K tokens with the largest shaped logits of each row of a tree, root first.
 
-    ids [n + 1, K]; logits [n + 1, K], descending; sums [n + 1, 2]: logsumexp of the logits minus
-    their maximum, at temperature 1 and at that of the request.
+    ids [n + 1, K], descending by logit; probs [2, n + 1, K]: at temperature 1, and as sampled from
+    (for greedy requests also at temperature 1).
     """
 
     ids: np.ndarray
-    logits: np.ndarray
-    sums: np.ndarray
-    temperature: float
+    probs: np.ndarray
 
     def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
         """The `num` largest entries, padded with zeros; node -1 is the root.
 
         Returns ids int32 and probabilities float32, both [len(nodes), num]. is_raw: probabilities
-        at temperature 1 instead of that of the request.
+        at temperature 1 instead of those sampled from.
         """
         rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
-        scale = 1.0 if is_raw else 1.0 / self.temperature
-        below = self.logits[rows, :most] - self.logits[rows, :1]  # at most 0: no overflow
-        exponents = below * scale - self.sums[rows, 0 if is_raw else 1, None]
         ids, probs = np.zeros((len(rows), num), np.int32), np.zeros((len(rows), num), np.float32)
-        ids[:, :most], probs[:, :most] = self.ids[rows, :most], np.exp(exponents)
+        ids[:, :most] = self.ids[rows, :most]
+        probs[:, :most] = self.probs[0 if is_raw else 1, rows, :most]
         return ids, probs

@@ -133,6 +133,12 @@ class Drafter:
     def start(self, seq: Sequence) -> None:
         """A sequence starts."""
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        """Reads the texts ahead of their drafts.
+
+        Called while an asynchronous target computes; must not run passes of the target.
+        """
+
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         """One tree per sequence, within its plan, drawn with the sequence's own dice."""
         return [EMPTY] * len(seqs)
@@ -219,6 +225,7 @@ class Shaper(ABC):
     """
 
     forbids: bool = False
+    has_tensors: bool = False  # whether it defines `tensor_logits`
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Shaper:
         """The shaper for a model. Raises ConfigError if they do not fit."""
@@ -235,6 +242,10 @@ class Shaper(ABC):
     @abstractmethod
     def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
         """Shaped logits [V]; must not write into its argument."""
+
+    def tensor_logits(self, states: Many[Any], logits: torch.Tensor) -> torch.Tensor:
+        """`logits` of rows [R, V] with a state each, on their device; must not wait for it."""
+        raise NotImplementedError(f"{type(self).__name__} works on the host")
 
     def allows(self, state: Any, token: int) -> bool:
         """Whether `token` keeps a positive probability."""

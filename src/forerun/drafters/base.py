@@ -100,6 +100,10 @@ class Composite(Persistent, Priced):
         for part in self.parts:
             part.start(seq)
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        for part in self.parts:
+            part.read(seqs)
+
     def observe(self, step: Step) -> None:
         for part in self.parts:
             part.observe(step)

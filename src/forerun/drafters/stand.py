@@ -205,11 +205,11 @@ class Stand(PerSequence, Persistent):
         seq, laws, nodes, start = step.seqs[i], step.laws[i], step.visited(i), step.start(i)
         if not nodes:
             return
-        if laws.top_logits is None:
+        if laws.top_entries is None:
             self._memories.teach(memory, seq.tokens, start, self._rows(seq, laws, nodes))
             return
         is_raw, root = self._learns_model(seq), memory.context(seq.tokens[:start])
-        ids, probs = laws.top_logits.entries(nodes, self.entries, is_raw=is_raw)
+        ids, probs = laws.top_entries.entries(nodes, self.entries, is_raw=is_raw)
         self._memories.enlarge(memory, len(nodes))
         memory.learn(root, step.trees[i], np.array(nodes, np.int32), ids, probs)
 

@@ -132,9 +132,13 @@ class Engine:
 
     @timed
     def forward(self, draft: Draft) -> list[Rows]:
-        """The forward pass of `verify`. Meanwhile the drafter observes the last step."""
+        """The forward pass of `verify`. Meanwhile the drafter observes the last step and reads."""
         found = self.target.launch(ForwardBatch(draft.seqs, draft.probed, self.needs))
         observe_pending(self.drafter)
+        if self.target.is_async:
+            pairs = zip(draft.seqs, draft.plans, strict=True)
+            if seqs := [seq for seq, plan in pairs if observes(self.drafter, seq, plan)]:
+                self.drafter.read(seqs)
         self.target.collect()
         return found
 

@@ -42,6 +42,7 @@ from forerun.models.weight_version import counters, fingerprint
 from forerun.runner.base import Runner
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
 from forerun.runner.slots import MIN_REUSE_TOKENS, Slot
+from forerun.utils.device_copy import to_device
 
 log = logging.getLogger("forerun")
 WAYS = ("tree", "paths", "full")
@@ -239,12 +240,12 @@ class HFTarget(Runner):
         held.cut(span.start)
         options: dict[str, Any] = {}
         if work.nodes:
-            hidden = torch.from_numpy(~span.sees).to(self.device)  # type: ignore[operator]
+            hidden = to_device(~span.sees, self.device)  # type: ignore[operator]
             shape = (1, 1, span.num_rows, span.stop)
             mask = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
             mask[..., span.base :].masked_fill_(hidden, torch.finfo(mask.dtype).min)
             options["attention_mask"] = mask
-            options["position_ids"] = torch.from_numpy(span.positions).to(self.device)[None]
+            options["position_ids"] = to_device(span.positions, self.device)[None]
         outputs = self._call([*work.pending, *work.nodes], held.cache, wanted, **options)
         held.length = span.stop
         return tuple(part[wanted.first :] for part in outputs)
@@ -327,7 +328,7 @@ class HFTarget(Runner):
             options["logits_to_keep"] = max(num - wanted.first, 1) if wanted.logits else 1
         if wanted.attention:
             options["output_attentions"] = True
-        ids = torch.tensor([tokens], device=self.device)
+        ids = to_device(torch.tensor([tokens]), self.device)
         with ExitStack() as stack:
             stack.enter_context(eval_mode(model))
             if wanted.attention:

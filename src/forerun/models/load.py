@@ -46,14 +46,15 @@ def load_target(
     max_seqs: int = 16,
     context: int | None = None,
     weights: str = "auto",
+    graphs: bool = True,
 ) -> Target:
     """A Target for a folder, a hub id or a loaded transformers model.
 
     dtype: bf16, fp16, fp32, or a torch dtype; "auto" is the checkpoint's. device: "auto" is CUDA if
     available. context: max sequence length, at most the model's own. weights: "int8" has a scale
-    per output; on a CPU "int8:128" has one per 128 inputs; on a GPU also "fp8" and "int4". Our
-    decoder runs the families that it supports, transformers the rest. Raises ModelError with the
-    cause.
+    per output; on a CPU "int8:128" has one per 128 inputs; on a GPU also "fp8" and "int4".
+    graphs: False runs all passes on torch on a GPU. Our decoder runs the families that it
+    supports, transformers the rest. Raises ModelError with the cause.
     """
     dtype = dtype_name(dtype)
     if not isinstance(max_seqs, int) or max_seqs < 1:
@@ -97,7 +98,7 @@ def load_target(
         options = {"max_seqs": max_seqs, "context": context}
         check_files(folder, DTYPES.get(dtype), where)
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
-    runner = ModelRunner(decoder, max_seqs=max_seqs, context=context)
+    runner = ModelRunner(decoder, max_seqs=max_seqs, context=context, graphs=graphs)
     warn_of_context(runner, context or min(runner.context, USUAL_TOKENS))
     return runner
 

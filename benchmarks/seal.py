@@ -28,6 +28,7 @@ from forerun.retrieval.books import Question, passages_of, questions, split
 from forerun.retrieval.measures import accuracy, interval, r_precision
 from forerun.retrieval.passages import Passage, write_passages
 from forerun.retrieval.seal import SCORES, Generated, Options, Seal, top_ngrams
+from forerun.training import plans
 from forerun.training.recipes import seal as recipe
 
 CUTS, VECTOR = (1, 5, 20, 100), 768  # k of accuracy; numbers of a dense vector
@@ -140,7 +141,7 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     write_passages(file, passages)
     if options.minutes:
         seal = recipe.Seal(passages=file, minutes=options.minutes, evaluated=EVALUATED)
-        seal.train(out / "run", resume=True, watch=StepReport())
+        seal.train(out / "run", resume=plans.has_run(out / "run"), watch=StepReport())
     generator, index = recipe.load(out / "run")
     fm, dense = sum(index.index.nbytes.values()), 4 * VECTOR * len(passages)
     print(

@@ -365,7 +365,7 @@ def load(
     GPU, by torchao. Quantised weights change the distribution.
     target: a target that wraps the model, such as "entropy_switch:small=draft,threshold=1".
     trust_remote_code: run Python code that comes with the checkpoint. Without it such checkpoints
-    are refused; nothing asks.
+    are refused.
     Sampling defaults in the checkpoint are not used; a warning names them.
     Raises ModelError with the cause.
     """

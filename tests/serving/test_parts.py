@@ -27,7 +27,7 @@ from forerun.drafters.base import PerSequence
 from forerun.engine.engine import Engine
 from forerun.engine.stopping import Stops, Stream
 from forerun.errors import ConfigError
-from forerun.models.token_bounds import byte_alphabet
+from forerun.models.token_bytes import byte_alphabet
 from forerun.models.tokenizer import Tokenizer
 from forerun.serving.active_sequences import Choice
 from forerun.serving.admission import Admission, Group

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from forerun.models.token_bounds import TokenBounds, byte_alphabet, max_bytes_per_token
+from forerun.models.token_bounds import TokenBounds, max_bytes_per_token
+from forerun.models.token_bytes import byte_alphabet
 
 LETTERS = sorted(byte_alphabet())
 WORDS = ["ab", "abc", "\u0120abc"]

@@ -405,7 +405,9 @@ def test_a_prompt_alone_has_the_randomness_of_its_place_in_a_batch(model) -> Non
     as_array = sorted(model.run([PROMPT], numbers=given, **options), key=lambda one: one.index)
     assert [sample.tokens for sample in as_array] == [sample.tokens for sample in alone]
     for numbers in ([-1], ["a"], [True], [1.0]):
-        with pytest.raises(ConfigError, match="numbers of prompts are whole and at least 0, got"):
+        with pytest.raises(
+            ConfigError, match="numbers of prompts must be a whole number of at least 0, got"
+        ):
             model.run([PROMPT], numbers=numbers, **options)
     assert {sample.prompt_index for sample in alone} == {0}
 

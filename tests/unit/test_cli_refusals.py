@@ -302,10 +302,10 @@ def test_damaged_weights_are_named(refuses: Callable[..., str], tiny: Path, tmp_
     file, words = folder / "model.safetensors", ("generate", "-m", folder, *CAT)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1000])
-    expected = f"{file} has {len(whole) - 1000:,} bytes where its header tells of {len(whole):,};"
+    expected = f"{file} has {len(whole) - 1000:,} bytes, but its header declares {len(whole):,};"
     assert expected in refuses(*words)
     file.write_bytes(whole[:1000])
-    assert f"{file} has 1,000 bytes where its header tells of " in refuses(*words)
+    assert f"{file} has 1,000 bytes, but its header declares " in refuses(*words)
     held = load_file(tiny / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     for value, dtype, said in (

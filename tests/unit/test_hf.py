@@ -212,7 +212,9 @@ def test_tensors_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
     name = "gpt_neox.layers.1.mlp.dense_4h_to_h.bias"
     stored("gpt_neox", tmp_path, lambda tensors: tensors.update({name: torch.ones(7)}))
-    with pytest.raises(ModelError, match=rf"{name} has shape \[7\], and the config wants \[32\]"):
+    with pytest.raises(
+        ModelError, match=rf"{name} has shape \[7\], but config.json requires \[32\]"
+    ):
         load_target(tmp_path)
 
 
@@ -259,7 +261,7 @@ def test_surplus_tensors_of_other_parts_are_named_in_one_line(
     finally:
         theirs.removeHandler(caplog.handler)
     (said,) = {record.getMessage() for record in caplog.records}
-    assert f"holds {', '.join(names[:3])} and 1 more, which are no part of GPTNeoX" in said
+    assert f"holds {', '.join(names[:3])} and 1 more, which are not part of GPTNeoX" in said
     assert theirs.level == level
 
 

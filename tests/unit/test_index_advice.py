@@ -23,7 +23,7 @@ from forerun.ngrams.index.query.engine import Index
 Call = Callable[..., tuple[int, str, str]]
 GOOD = [{"text": "the cat"}, {"text": "sat on"}, {"text": "the mat"}, {"text": "and ran"}]
 BYTES = ("--tokenizer", "bytes", "--workers", 1)
-SOURCES = ("ngrams", "cli/index.py", "cli/index_fm.py", "cli/index_show.py", "retrieval")
+SOURCES = ("ngrams", *(f"cli/index{x}.py" for x in ("", "_build", "_fm", "_show")), "retrieval")
 FOLLOWED = {  # every option that a message advises: all are followed in this file
     "--on-error",
     "--width",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.index import read_size
+from forerun.cli.index_build import read_size
 from forerun.cli.index_show import Bars
 from forerun.cli.main import main
 from forerun.errors import ConfigError

@@ -222,7 +222,7 @@ def test_an_older_index_is_searched_and_gets_checksums(
     (message,) = {record.getMessage() for record in caplog.records}
     advised = message[message.index("`forerun ") + 1 : message.rindex("`")]
     assert main(advised.split()[1:]) == 0
-    assert "all files whole" in capsys.readouterr().out
+    assert "all files match" in capsys.readouterr().out
     caplog.clear()
     assert answers(Index.open(path)) == expected and not caplog.records
     name = store.file_name("pages", 0)

@@ -1,4 +1,4 @@
-"""Code of checkpoints runs only if it is trusted, and nothing asks."""
+"""Code of checkpoints runs only if it is trusted, and there is no interactive question."""
 
 from __future__ import annotations
 

@@ -291,9 +291,9 @@ def test_bad_prompts_are_refused_in_words(prompts, error, message):
     ("options", "message"),
     [
         ({"temprature": 1.0}, "unknown option 'temprature'; did you mean 'temperature'"),
-        ({"batch": 0}, "batch must be at least 1"),
-        ({"batch": 1.5}, "batch must be at least 1, a whole number, got 1.5"),
-        ({"batch": True}, "batch must be at least 1, a whole number, got True"),
+        ({"batch": 0}, "batch must be a whole number of at least 1, got 0"),
+        ({"batch": 1.5}, "batch must be a whole number of at least 1, got 1.5"),
+        ({"batch": True}, "batch must be a whole number of at least 1, got True"),
         ({"tenant": ["x"]}, r"tenant must be a string, got \['x'\]"),
         ({"n": 0}, "n must be an integer >= 1"),
         ({"logit_bias": {3: 1.0}}, "logit_bias"),

@@ -60,3 +60,16 @@ def test_more_context_than_a_model_has_is_refused_aloud(
 def test_a_context_without_room_for_an_answer_is_refused(tiny_folder: Path) -> None:
     with pytest.raises(forerun.errors.ConfigError, match=r"at least 2, got 1; omit it"):
         forerun.load(tiny_folder, context=1)
+
+
+def test_a_text_that_the_context_ends_is_warned_about_once(
+    tiny_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = forerun.load(tiny_folder, context=16)
+    model.generate([[1, 2, 3, 4]] * 3, max_new_tokens=12, ignore_eos=True)
+    assert not caplog.messages
+    model.generate([[1, 2, 3, 4]] * 3, max_new_tokens=60, ignore_eos=True)
+    (said,) = caplog.messages
+    assert said == (
+        "a text ended after 12 of 60 tokens: the context of this model is 16 tokens with the prompt"
+    )

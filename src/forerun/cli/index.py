@@ -5,21 +5,19 @@ Status 0: done; 1: `check` found damage; 2: bad input; 130: interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli import index_fm, options
+from forerun.cli import index_build, index_fm, options
 from forerun.cli._click_group import Commands
 from forerun.cli.index_fm import read_ids
 from forerun.cli.output import notice, print_json
-from forerun.errors import ConfigError, UnknownName
+from forerun.errors import ConfigError
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.ngrams.index.build.manifest import Manifest
     from forerun.ngrams.index.query.engine import Index
 
 app = typer.Typer(
@@ -31,8 +29,9 @@ app = typer.Typer(
 )
 
 app.add_typer(index_fm.app, name="fm")
+app.command("build")(index_build.build)
 
-Where = Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)]
+Where = index_build.Where
 Query = Annotated[str, typer.Argument(help="Text, or token ids with --ids.", show_default=False)]
 Terms = Annotated[list[str], typer.Argument(help="Text; several: each must be near the others.")]
 Tokenizer = Annotated[
@@ -48,68 +47,6 @@ Window = Annotated[int, typer.Option("--window", help="Tokens to show per docume
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Number of different passages.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the shown occurrences.")]
 Verify = index_fm.Verify
-
-
-@app.command("build")
-def build(
-    index: Where,
-    sources: options.Sources,
-    tokenizer: Annotated[
-        str,
-        typer.Option(help="Model folder, tokenizer.json, hub id, bytes or ids."),
-    ] = "reasoner",
-    memory: Annotated[str, typer.Option(help="Memory limit of sorting and merging.")] = "2GB",
-    width: Annotated[str, typer.Option(help="Bytes per token: auto, 1, 2 or 4.")] = "auto",
-    shards: Annotated[int, typer.Option(min=1, help="Number of parts of the index.")] = 1,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokenising processes, or Ray tasks; default: one per core."),
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="local, or ray: a cluster that shares the folder.")
-    ] = "local",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Sorting threads; default: one per core.")
-    ] = None,
-    field: options.TextField = "",
-    split: options.Split = "file",
-    on_error: options.OnError = "fail",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing index when this one is done.")
-    ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard an unfinished build and start again.")
-    ] = False,
-    is_json: options.Json = False,
-) -> None:
-    """Build an index. The same command resumes an interrupted build."""
-    from forerun.bench.machine import num_cores
-    from forerun.cli.index_show import Bars, lines, remarks, summary
-    from forerun.ngrams.index.build import build as building
-    from forerun.ngrams.index.build.documents import Reading
-    from forerun.utils import jit_cache
-
-    options.check_folder_name(index)
-    is_ids = tokenizer == "ids"
-    asked = building.Options(
-        tokenizer=tokenizer,
-        reading=Reading(field or ("tokens" if is_ids else "text"), split, is_ids),
-        width=read_width(width),
-        shards=shards,
-        on_error=on_error,
-        memory=read_size(memory),
-        threads=threads or num_cores(),
-        workers=workers or num_cores(),
-    )
-    jit_cache.watch(notice)
-    with Bars() as bars:
-        manifest = builder(engine)(
-            index, sources, asked, overwrite=overwrite, restart=restart, report=bars.report
-        )
-    found = summary(index, manifest)
-    for remark in remarks(found):
-        notice(remark)
-    print_json(found) if is_json else typer.echo("\n".join(lines(found)))
 
 
 @app.command("info")
@@ -157,7 +94,7 @@ def checksum(index: Where) -> None:
     from forerun.ngrams.index.build.verify import add_page_sums
 
     manifest = add_page_sums(index)
-    typer.echo(f"{index}: {manifest.bytes_of('pages'):,} bytes of page checksums; all files whole")
+    typer.echo(f"{index}: {manifest.bytes_of('pages'):,} bytes of page checksums; all files match")
 
 
 @app.command("count")
@@ -357,20 +294,6 @@ def attribute(
     )
 
 
-def builder(engine: str) -> Callable[..., Manifest]:
-    """The build function of an engine. Raises UnknownName; ConfigError if it is missing."""
-    if engine == "local":
-        from forerun.ngrams.index.build.build import build
-
-        return build
-    if engine != "ray":
-        raise UnknownName.of("engine", engine, ["local", "ray"])
-    from forerun.integrations import ray_batch, ray_index
-
-    ray_batch.ray_module()
-    return ray_index.build
-
-
 def load(path: Path, tokenizer: str | None, verify: str) -> Index:
     """Opens the index. Raises ConfigError, DataError."""
     from forerun.ngrams.index.query.engine import Index
@@ -383,23 +306,3 @@ def load(path: Path, tokenizer: str | None, verify: str) -> Index:
 def read_query(index: Index, text: str, is_ids: bool) -> list[int]:
     """Token ids of a query. Raises DataError."""
     return read_ids(text) if is_ids else list(index.encoder.encode(text))
-
-
-def read_size(text: str) -> int:
-    """Bytes of "2GB", "500MB" or a number. Raises ConfigError."""
-    units = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-    given = text.strip().upper().replace("IB", "B")
-    number = given.rstrip("KMGTB")
-    try:
-        return int(float(number) * units[given[len(number) :]])
-    except (ValueError, KeyError, OverflowError):
-        raise ConfigError(f"expected a size such as 2GB or 500MB, got {text!r}") from None
-
-
-def read_width(text: str) -> int:
-    """0 for "auto". Raises ConfigError."""
-    if text == "auto":
-        return 0
-    if text not in ("1", "2", "4"):
-        raise ConfigError(f"--width must be auto, 1, 2 or 4, got {text!r}")
-    return int(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from functools import partial
@@ -340,11 +340,17 @@ def warm_up(model: Any = None, **specs: str) -> None:
     if model is not None:
         drafter = model.drafter(specs.get("drafter", registry.DEFAULT_DRAFTER))
         works += [model.target.warm_up, partial(drafter.bind, model.target)]
-    warm(*works)
+    with compiling():
+        for work in works:
+            work()
 
 
-def warm(*works: Callable[[], object]) -> None:
-    """Compiles or loads the kernels of parts; prints the seconds if any were compiled."""
+@contextmanager
+def compiling(interrupted: str = EARLY_INTERRUPT) -> Iterator[None]:
+    """A block that compiles or loads kernels; prints the seconds if any were compiled.
+
+    interrupted: the message of Ctrl-C, which ends the process at once.
+    """
     import time
 
     from forerun.cli._signals import exit_at_once
@@ -353,8 +359,7 @@ def warm(*works: Callable[[], object]) -> None:
 
     watch, start = jit_cache.watch(notice), time.perf_counter()
     before = watch.num_compiled
-    with exit_at_once(EARLY_INTERRUPT):
-        for work in works:
-            work()
+    with exit_at_once(interrupted):
+        yield
     if watch.num_compiled > before:
         notice(f"compiled in {time.perf_counter() - start:.0f} s")

@@ -222,8 +222,9 @@ def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket])
     from forerun.serving.server import Server
     from forerun.serving.service import Service, freeze_garbage
 
-    service = Service(model, settings, keys)
-    options.warm(service.warm_up)
+    with options.compiling(EARLY_INTERRUPT):
+        service = Service(model, settings, keys)
+        service.warm_up()
     freeze_garbage()
     started = _start_notice(settings, keys, service.describe())
     return Server(service, sockets, started, _drain_notice(settings))

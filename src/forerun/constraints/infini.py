@@ -22,8 +22,9 @@ from forerun.core.roles import Shaper
 from forerun.core.sampling import log_softmax
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build.manifest import read_manifest
-from forerun.ngrams.index.query.engine import Index, check_tokenizer
+from forerun.ngrams.index.query.engine import Index
 from forerun.ngrams.index.query.interpolate import Forest, TwoWeights, Weigh, features
+from forerun.ngrams.index.query.tokenizer_check import check_tokenizer
 from forerun.registry import Corpus, File
 from forerun.utils.numbers import whole
 

@@ -27,7 +27,8 @@ from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
 from forerun.ngrams.index.query.draft import IndexOptions, draft
-from forerun.ngrams.index.query.engine import Index, Next, check_tokenizer
+from forerun.ngrams.index.query.engine import Index, Next
+from forerun.ngrams.index.query.tokenizer_check import check_tokenizer
 from forerun.ngrams.tables.logits.kernels import TINY
 from forerun.registry import Corpus, GrowerName, TokenId
 from forerun.utils.numbers import whole

@@ -84,6 +84,7 @@ class Run:
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # makes the groups of this run unique
         self._is_done = self._is_closed = False  # all samples are out; closed before that
+        self._warned = False  # that the context ended a text
         # tenant of seeded prompts
         self._seeded_tenant = f"{tenant}\0{self._number}" if forget_after_run else tenant
         pairs = zip(prompts, samplings, strict=True)
@@ -131,11 +132,22 @@ class Run:
             while (scheduler.running and not ended) or self._queue():
                 running = list(scheduler.running)
                 ended = self.engine.step()
+                self._warn_of_context(ended)
                 yield running, ended
             self._is_done = True
         finally:  # also if the caller stops early or the generator is garbage-collected
             self._left, self._is_closed = iter(()), not self._is_done
             self.model.target.lock.run_when_free(self._abandon)
+
+    def _warn_of_context(self, ended: Many[Sequence]) -> None:
+        """Warns once if the context, not max_new_tokens, ended a text."""
+        cut = [s for s in ended if s.finish == "length" and s.limit < s.sampling.max_new_tokens]
+        if cut and not self._warned:
+            self._warned = True
+            log.warning(
+                f"a text ended after {cut[0].limit} of {cut[0].sampling.max_new_tokens} tokens: "
+                f"the context of this model is {self.model.target.context} tokens with the prompt"
+            )
 
     def _abandon(self) -> None:
         """Cancels all sequences and drops their state. May be interrupted and run again."""

@@ -6,11 +6,11 @@ import operator
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.utils.numbers import whole
 
 Prompts = str | Many[str] | Many[Many[int]]
 Samplings = Sampling | Many[Sampling] | None
@@ -81,10 +81,8 @@ def check_overrides(names: Iterable[str], options: Iterable[str]) -> None:
 
 def check_batch(batch: int | None) -> None:
     """Raises ConfigError unless it is None or a positive integer."""
-    if batch is not None and not _is_whole(batch, 1):
-        raise ConfigError(
-            f"batch must be at least 1, a whole number, got {batch!r}; 1 runs one at a time"
-        )
+    if batch is not None:
+        whole("batch", batch)
 
 
 def check_tenant(tenant: str) -> None:
@@ -102,10 +100,5 @@ def check_numbers(numbers: Many[int] | None, num_prompts: int) -> None:
             f"expected a number for each prompt or none; prompts: {num_prompts}, numbers: "
             f"{len(numbers)}"
         )
-    if not all(_is_whole(number, 0) for number in numbers):
-        raise ConfigError(f"numbers of prompts are whole and at least 0, got {numbers!r}")
-
-
-def _is_whole(number: Any, least: int) -> bool:
-    is_integer = isinstance(number, Integral) and not isinstance(number, bool)
-    return is_integer and number >= least
+    for number in numbers:
+        whole("numbers of prompts", number, 0)

@@ -20,7 +20,7 @@ class Stream(Protocol):
     specials: Mapping[int, str] = MappingProxyType({})
 
     def begin(self, context: Many[int]) -> None:
-        """Starts behind these tokens, which are no part of the text."""
+        """Starts after these tokens; their text is not part of the output."""
 
     def push(self, token: int) -> str:
         """The text completed by this token."""

@@ -24,6 +24,7 @@ from forerun.core.dice import SeededDice
 from forerun.core.mixins import forget
 from forerun.core.records import Sequence
 from forerun.core.roles import Drafter, Verifier
+from forerun.core.sampling import Sampling
 from forerun.core.scopes import kept_key
 from forerun.engine.engine import Engine
 from forerun.engine.safe_drafter import SafeDrafter
@@ -71,20 +72,16 @@ def generate(
     check_arguments(arguments)
     check_config(model, generation_config)
     check_inputs(model, input_ids, model_kwargs, arguments)
-    batch = len(input_ids)
+    config, batch = generation_config, len(input_ids)
     streamers = _streamers(stream_to, arguments.get("streamer"), input_ids)
-    sampling, kept, warpers = split_processors(logits_processor, generation_config.do_sample)
-    config = generation_config
+    sampling, kept, warpers = split_processors(logits_processor, config.do_sample)
+    criteria = Criteria(stopping_criteria, input_ids)
     wants_scores = bool(config.return_dict_in_generate and config.output_scores)
-
-    def scores(row: int, tokens: list[int]) -> tuple[Tensor, ...] | None:
-        return processors.past_scores(row, tokens) if wants_scores else None
-
-    criteria = Criteria(stopping_criteria, input_ids, scores)
     keeps_rows = wants_scores and bool(criteria.others)
     processors = Processors(kept, warpers, input_ids, criteria.has_ended, keeps_rows=keeps_rows)
+    if wants_scores:
+        criteria.scores = processors.past_scores
     recorder = OutputRecorder(processors, config)
-    run = next(_run_numbers)
     with lock_of(model):  # the controller measures forward passes
         target = target_of(model, batch)
         target.cache.drop_free()  # the model may have changed since they were computed
@@ -98,14 +95,34 @@ def generate(
             listeners=[recorder, *streamers],
             max_seqs=batch,
         )
-    seed = int(torch.randint(2**31, ()).item()) if config.do_sample else 0
-    tenant = f"\0{run}" if isinstance(drafter, str) else ""  # new for each run: reproducible
-    longest = criteria.max_length
-    room = UNLIMITED if longest is None else max(1, longest - input_ids.shape[1])
-    sampling = replace(sampling, max_new_tokens=room)
+    max_new = criteria.max_new_tokens
     rows = prompts(input_ids, model_kwargs.get("attention_mask"))
-    limits = [limit(target, len(row), room) for row in rows]
-    seqs = [
+    sampling = replace(sampling, max_new_tokens=max_new)
+    seqs = _sequences(target, rows, sampling, keeps_learned=isinstance(drafter, Drafter))
+    try:
+        _run(engine, model, seqs)
+        _check_ends(seqs, target, max_new)
+        if not criteria.has_ends:
+            _extend_to_longest(engine, model, seqs, criteria)
+    finally:
+        _clean_up(engine, seqs)
+    for streamer in streamers:
+        streamer.end()
+    return recorder.outputs(input_ids, seqs, _pad(config, criteria))
+
+
+def _sequences(
+    target: HFTarget, rows: list[list[int]], sampling: Sampling, *, keeps_learned: bool
+) -> list[Sequence]:
+    """A sequence for each prompt.
+
+    keeps_learned: drafts use what the drafter learned in earlier runs. Otherwise the run has a
+    tenant of its own, so that equal runs give equal drafts.
+    """
+    run = next(_run_numbers)
+    seed = 0 if sampling.is_greedy else int(torch.randint(2**31, ()).item())
+    limits = [limit(target, len(row), sampling.max_new_tokens) for row in rows]
+    return [
         Sequence(
             row,
             len(row),
@@ -114,20 +131,10 @@ def generate(
             limit=limits[i],
             group=(run, tuple(row)),
             index=i,
-            tenant=tenant,
+            tenant="" if keeps_learned else f"\0{run}",
         )
         for i, row in enumerate(rows)
     ]
-    try:
-        _run(engine, model, seqs)
-        _check_ends(seqs, target, room)
-        if not criteria.has_ends:
-            _go_on(engine, model, seqs, criteria)
-    finally:
-        _clean_up(engine, seqs)
-    for streamer in streamers:
-        streamer.end()
-    return recorder.outputs(input_ids, seqs, _pad(config, criteria))
 
 
 def prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
@@ -138,8 +145,8 @@ def prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     return [row[kept].tolist() for row, kept in pairs]
 
 
-def limit(target: HFTarget, length: int, room: int) -> int:
-    """Max new tokens of a prompt; warns beyond the trained length.
+def limit(target: HFTarget, length: int, max_new: int) -> int:
+    """Max new tokens of a prompt of `length` tokens; warns beyond the trained length.
 
     Raises CapacityError for a prompt that is longer than the stored positions.
     """
@@ -149,17 +156,17 @@ def limit(target: HFTarget, length: int, room: int) -> int:
             f"the prompt has {length} tokens, and {name} stores {target.max_context} positions; "
             "shorten the prompt"
         )
-    if room < UNLIMITED and length + room > target.trained:
+    if max_new < UNLIMITED and length + max_new > target.trained:
         log.warning(
             "%d prompt tokens and %d new ones exceed the %d positions that %s was trained for; "
             "quality may suffer beyond them",
             length,
-            room,
+            max_new,
             target.trained,
             name,
         )
     # the last token is not computed, so it needs no position
-    return min(room, target.max_context + 1 - length)
+    return min(max_new, target.max_context + 1 - length)
 
 
 def _streamers(stream_to: Any, streamer: Any, input_ids: Tensor) -> list[TokenStreamer]:
@@ -177,18 +184,20 @@ def _run(engine: Engine, model: Any, seqs: list[Sequence]) -> None:
             engine.step()
 
 
-def _check_ends(seqs: list[Sequence], target: HFTarget, room: int) -> None:
+def _check_ends(seqs: list[Sequence], target: HFTarget, max_new: int) -> None:
     """Raises CapacityError if the stored positions ended a text, where `generate` would fail."""
     for seq in seqs:
-        if seq.finish == "length" and seq.num_generated < room:
+        if seq.finish == "length" and seq.num_generated < max_new:
             raise CapacityError(
                 f"{type(target.model).__name__} stores {target.max_context} positions, and a text "
-                f"reached them after {seq.num_generated} of {room} new tokens; use max_new_tokens "
-                f"of at most {seq.num_generated} for this prompt"
+                f"reached them after {seq.num_generated} of {max_new} new tokens; use "
+                f"max_new_tokens of at most {seq.num_generated} for this prompt"
             )
 
 
-def _go_on(engine: Engine, model: Any, seqs: list[Sequence], criteria: Criteria) -> None:
+def _extend_to_longest(
+    engine: Engine, model: Any, seqs: list[Sequence], criteria: Criteria
+) -> None:
     """Continues shorter rows to the longest length, as `generate` does without end tokens."""
     most = max(seq.num_generated for seq in seqs)
     short = [seq for seq in seqs if seq.num_generated < most]

@@ -1,4 +1,4 @@
-"""What belongs to a user's model: its Target, its lock, its drafters. The model stores nothing.
+"""The Target, lock and drafters of each user model; nothing is stored in the model itself.
 
 The registry holds models weakly, so a model can be copied, saved and deleted as if it was never
 used here.
@@ -32,12 +32,12 @@ class Entry:
 
 
 _entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
-_making = Lock()
+_entries_lock = Lock()
 
 
 def entry_of(model: Any) -> Entry:
     """The entry of a model."""
-    with _making:
+    with _entries_lock:
         return _entries.setdefault(model, Entry())
 
 
@@ -49,7 +49,7 @@ def lock_of(model: Any) -> FairLock:
 def target_of(model: Any, num_seqs: int) -> HFTarget:
     """The model as a Target for at least `num_seqs` sequences; a new one if the model was rebuilt.
 
-    It has no context of its own: like `generate`, it computes all positions that the model can.
+    Its context is not limited: like `generate`, it computes all positions that the model can.
     """
     entry, structure = entry_of(model), structure_of(model)
     target = entry.target

@@ -11,19 +11,21 @@ from torch import Tensor
 from forerun.core.records import Sequence
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
+from forerun.models.hf_rope import UNLIMITED
 
 MODULE = "transformers.generation.stopping_criteria"
-Scores = Callable[[int, list[int]], tuple[Tensor, ...] | None]
+Scores = Callable[[int, list[int]], tuple[Tensor, ...]]
 
 
 class Criteria(Stops):
     """The list that `generate` has prepared, in which criteria of the user replace its own.
 
     End tokens and the length limit are read from the list; the other criteria are called once for
-    each text, with the ids of the row in a batch of the expected size.
+    each text, with the ids of the row in a batch of the expected size. scores: returns the scores
+    of a text (row, new tokens) for criteria that read them.
     """
 
-    def __init__(self, criteria: Any, prompts: Tensor, scores: Scores) -> None:
+    def __init__(self, criteria: Any, prompts: Tensor, scores: Scores | None = None) -> None:
         listed = list(criteria or ())
         ends = [_ids(c) for c in listed if _is(c, "EosTokenCriteria")]
         super().__init__([token for ids in ends for token in ids])
@@ -34,8 +36,14 @@ class Criteria(Stops):
         # `generate` pads finished rows only then; otherwise they go on until all rows have ended
         self.has_ends = any(hasattr(c, "eos_token_id") for c in listed)
         self.is_length_only = False  # for rows that go on
-        self._prompts, self._scores = prompts, scores
+        self._prompts, self.scores = prompts, scores
         self._done: dict[tuple[int, tuple[int, ...]], bool] = {}
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most new tokens of a text; at least 1."""
+        length = self._prompts.shape[1]
+        return UNLIMITED if self.max_length is None else max(1, self.max_length - length)
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         if self.is_length_only:
@@ -70,7 +78,7 @@ class Criteria(Stops):
         prompts = self._prompts
         made = torch.tensor(tokens, dtype=prompts.dtype, device=prompts.device)
         ids = torch.cat([prompts[row], made]).expand(len(prompts), -1)
-        scores = self._scores(row, tokens)
+        scores = None if self.scores is None else self.scores(row, tokens)
         found = [torch.as_tensor(c(ids, scores)).flatten() for c in self.others]
         return any(bool(done[row] if len(done) > 1 else done.all()) for done in found)
 

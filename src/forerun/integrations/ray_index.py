@@ -105,8 +105,8 @@ class ShardSearcher:
         shards = open_shards(path, manifest, load=load, numbers=numbers, verify=verify)
         none = documents.Library([], [], [])  # documents are read in the caller's process
         how: dict[str, Any] = {"library": none, "threads": 1, "numbers": numbers}
+        how |= {"path": path, "is_loaded": load}
         self.index = Index(shards, manifest.eos, manifest=manifest, **how)
-        self.index.path = path
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a method of Index."""
@@ -136,8 +136,8 @@ class RayIndex(Index):
         """The index in a folder. load: read shards into memory. how: as in Index.open."""
         if actors < 1:
             raise ConfigError(f"actors must be at least 1, got {actors}; 2 search in two processes")
-        ray = ray_module()
-        index = super().open(Path(path).resolve(), **how)
+        ray, path = ray_module(), Path(path).resolve()
+        index = super().open(path, **how)
         assert isinstance(index, RayIndex)
         verify = OFF if how.get("verify") == FULL else how.get("verify", FAST)
         index._ray, index._owns_cluster = ray, connect(ray)
@@ -145,7 +145,7 @@ class RayIndex(Index):
         kind = remote(ShardSearcher)
         count, shards = min(actors, len(index.shards)), len(index.shards)
         index.numbers = [list(range(i, shards, count)) for i in range(count)]
-        index.actors = [kind.remote(index.path, numbers, load, verify) for numbers in index.numbers]
+        index.actors = [kind.remote(path, numbers, load, verify) for numbers in index.numbers]
         return index
 
     def __enter__(self) -> RayIndex:

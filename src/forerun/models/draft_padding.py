@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from forerun.core.records import Sequence
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from forerun.core.growing import Path
     from forerun.runner.model_runner import ModelRunner
 
+Tokens = TypeVar("Tokens", list[int], tuple[int, ...])
 SUBSTITUTE = 0  # id that the draft reads for a surplus id
 
 
 class PaddedRunner:
-    """A runner with `vocab_size` logits; those behind the inner runner's are -inf."""
+    """A runner with `vocab_size` logits; those that the inner runner lacks are -inf."""
 
     def __init__(self, inner: ModelRunner, vocab_size: int) -> None:
         self.inner, self.vocab_size = inner, vocab_size
@@ -55,13 +56,15 @@ class PaddedRunner:
 
     def _view(self, seq: Sequence) -> Sequence:
         """The sequence as the draft reads it; one object as long as the sequence exists."""
-        tokens = list(self._known(seq.tokens))
-        view = self._views.get(seq)
+        tokens, view = self._known(seq.tokens), self._views.get(seq)
         if view is None:
             view = self._views[seq] = replace(seq, tokens=tokens)
         view.tokens = tokens
         return view
 
-    def _known(self, tokens: Many[int]) -> tuple[int, ...]:
+    def _known(self, tokens: Tokens) -> Tokens:
+        """The tokens with SUBSTITUTE for surplus ids; the same object if there are none."""
         size = self.inner.vocab_size
-        return tuple(token if token < size else SUBSTITUTE for token in tokens)
+        if max(tokens, default=0) < size:  # the usual case: no copy at each step
+            return tokens
+        return type(tokens)(token if token < size else SUBSTITUTE for token in tokens)

@@ -1,4 +1,4 @@
-"""A Target for any causal LM of transformers; it computes sequence by sequence.
+"""A Target for any causal LM of transformers; it computes one sequence after the other.
 
 Three ways to compute a tree, tried at load in this order and compared with plain passes:
     tree   one pass over all nodes with a 4D mask; accepted cells are gathered in the cache
@@ -16,21 +16,18 @@ from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.growing import Path
 from forerun.core.records import Rows, Sequence
-from forerun.core.sampling import Sampling
-from forerun.core.tree import Tree, TreeBuilder
 from forerun.errors import CapacityError, ConfigError, ModelError
 from forerun.models.checkpoint import flaw
 from forerun.models.hf_cache import Caches, Held
-from forerun.models.hf_paths import Gathered
+from forerun.models.hf_checks import FarPosition, check_tree_passes, effect_of_far_position
+from forerun.models.hf_paths import PathRows
 from forerun.models.hf_rope import (
     UNLIMITED,
     LengthRope,
@@ -49,7 +46,6 @@ from forerun.runner.slots import MIN_REUSE_TOKENS, Slot
 log = logging.getLogger("forerun")
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
-MAX_ROUNDING_ERROR = 1e-4  # relative, in the check at load
 WATCHES = {
     "none": "no other code changes the weights",
     "counters": "torch's in-place counters at every pass",
@@ -58,8 +54,8 @@ WATCHES = {
 GIVES = frozenset({"hidden", "probes", "taps", "embeddings", "prompt_rows", "prompt_logits"})
 
 
-class Asked(NamedTuple):
-    """Outputs requested from a call of the model."""
+class CallRequest(NamedTuple):
+    """The outputs that one call of the model returns."""
 
     hidden: bool = False
     logits: bool = True  # of all rows
@@ -105,12 +101,8 @@ class HFTarget(Runner):
         self._counters, self._updates = counters(model), 0
         self._last_tag: Hashable = None
         if way is None:
-            if (
-                self._rope is None
-                and self.max_context == UNLIMITED
-                and "position_ids" in parameters
-            ):
-                self._check_far(max_positions(text))
+            if "position_ids" in parameters:
+                self._find_far_limit(max_positions(text))
             self._choose_way(text)
         else:
             self._set_way(way)
@@ -183,8 +175,8 @@ class HFTarget(Runner):
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
         parts = []
         for work in works:
-            asked = Asked("hidden" in needs, "logits" in needs, first=work.first)
-            parts.append(self._computed(work, asked))
+            wanted = CallRequest("hidden" in needs, "logits" in needs, first=work.first)
+            parts.append(self._computed(work, wanted))
             work.keep()
         hidden, logits = (torch.cat(column) for column in zip(*parts, strict=True))
         return hidden, logits
@@ -199,8 +191,8 @@ class HFTarget(Runner):
             )
         found = []
         for work in works:
-            asked = Asked(True, True, request.taps, bool(work.queries), work.first_row)
-            hidden, logits, *rest = self._computed(work, asked)
+            wanted = CallRequest(True, True, request.taps, bool(work.queries), work.first_row)
+            hidden, logits, *rest = self._computed(work, wanted)
             taps = dict(zip(request.taps, rest, strict=False))
             start = 0 if request.has_prompt_logits else max(work.root - work.first_row, 0)
             logits = logits[start:] if request.has_logits else logits[:0]
@@ -219,12 +211,12 @@ class HFTarget(Runner):
             update_module(self.model, state)
             self.cache.invalidate()
 
-    def _computed(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
+    def _computed(self, work: Work, wanted: CallRequest) -> tuple[Tensor, ...]:
         """The outputs of `_call` for the rows of a work. Raises CapacityError if out of memory."""
         compute = {"tree": self._tree, "paths": self._paths, "full": self._full}[self.way]
         before = len(work.slot.tokens)
         try:
-            outputs = compute(work, asked)
+            outputs = compute(work, wanted)
         except BaseException as cause:  # layers may now have different numbers of cells
             self.cache.renew(work.slot)
             work.slot.truncate(0)
@@ -241,7 +233,7 @@ class HFTarget(Runner):
         if self._rope is None:  # otherwise the table belongs to the whole prompt: one pass
             super()._prefill(slot, seq, most)
 
-    def _tree(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
+    def _tree(self, work: Work, wanted: CallRequest) -> tuple[Tensor, ...]:
         """One pass over pending tokens and nodes; nodes attend to their ancestors."""
         span, held = work.span, self.cache.held(work.slot)
         held.cut(span.start)
@@ -253,34 +245,38 @@ class HFTarget(Runner):
             mask[..., span.base :].masked_fill_(hidden, torch.finfo(mask.dtype).min)
             options["attention_mask"] = mask
             options["position_ids"] = torch.from_numpy(span.positions).to(self.device)[None]
-        outputs = self._call([*work.pending, *work.nodes], held.cache, asked, **options)
+        outputs = self._call([*work.pending, *work.nodes], held.cache, wanted, **options)
         held.length = span.stop
-        return tuple(part[asked.first :] for part in outputs)
+        return tuple(part[wanted.first :] for part in outputs)
 
-    def _paths(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
+    def _paths(self, work: Work, wanted: CallRequest) -> tuple[Tensor, ...]:
         """Pending tokens on the kept cache, then each path on a copy of it."""
         slot, num = work.slot, len(work.pending)
-        held, rows = self.cache.held(slot), Gathered(work)
+        held, rows = self.cache.held(slot), PathRows(work)
         if held.length > len(slot.tokens):  # tokens were removed
             held = self.cache.renew(slot)
         text = [*slot.tokens, *work.pending]
         if todo := len(text) - held.length:
-            outputs = self._extend(held, text, todo, asked._replace(first=asked.first + todo - num))
+            outputs = self._extend(
+                held, text, todo, wanted._replace(first=wanted.first + todo - num)
+            )
             rows.put(range(num), [part[todo - num :] for part in outputs])
         for nodes, tokens in rows.leaf_paths():
-            whole = asked._replace(first=0)
+            whole = wanted._replace(first=0)
             outputs = self._extend(held.copy(), text + tokens, len(tokens), whole)
             rows.put([num + node for node in nodes], outputs)
-        return rows.stacked(asked.first)
+        return rows.stacked(wanted.first)
 
-    def _extend(self, held: Held, text: list[int], num: int, asked: Asked) -> tuple[Tensor, ...]:
+    def _extend(
+        self, held: Held, text: list[int], num: int, wanted: CallRequest
+    ) -> tuple[Tensor, ...]:
         """Outputs of the last `num` tokens of a text; the tokens before them are in the cache.
 
         One pass, or several if the rotary tables differ.
         """
         rope = self._rope
         if rope is None:
-            outputs = self._call(text[held.length :], held.cache, asked)
+            outputs = self._call(text[held.length :], held.cache, wanted)
             held.length += num
             return outputs
         parts = []
@@ -289,48 +285,52 @@ class HFTarget(Runner):
             is_late = stop > rope.switch
             if is_late and rope.recomputes and held.length and not held.is_late:
                 held.cache = self.cache.new()
-                outputs = self._call(text[:stop], held.cache, Asked(*asked[:-1]))
+                outputs = self._call(text[:stop], held.cache, wanted._replace(first=0))
                 outputs = tuple(part[-size:] for part in outputs)
             else:
-                outputs = self._call(text[held.length : stop], held.cache, Asked(*asked[:-1]))
+                outputs = self._call(text[held.length : stop], held.cache, wanted._replace(first=0))
             held.length, held.is_late = stop, held.is_late or is_late
             parts.append(outputs)
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def _full(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
+    def _full(self, work: Work, wanted: CallRequest) -> tuple[Tensor, ...]:
         """Each path with all tokens before it."""
         before, num = [*work.slot.tokens, *work.pending], len(work.pending)
-        rows = Gathered(work)
+        rows = PathRows(work)
         if num:
-            outputs = self._call(before, None, asked._replace(first=len(before) - num))
+            outputs = self._call(before, None, wanted._replace(first=len(before) - num))
             rows.put(range(num), [part[len(before) - num :] for part in outputs])
         for nodes, tokens in rows.leaf_paths():
-            outputs = self._call(before + tokens, None, asked._replace(first=len(before)))
+            outputs = self._call(before + tokens, None, wanted._replace(first=len(before)))
             rows.put([num + node for node in nodes], [part[len(before) :] for part in outputs])
-        return rows.stacked(asked.first)
+        return rows.stacked(wanted.first)
+
+    def logits_of(self, tokens: list[int], **options: Any) -> Tensor:
+        """Logits [n, V] of a plain pass over `tokens`, without a cache."""
+        return self._call(tokens, None, CallRequest(), **options)[1]
 
     def _call(
-        self, tokens: list[int], cache: Any, asked: Asked, **options: Any
+        self, tokens: list[int], cache: Any, wanted: CallRequest, **options: Any
     ) -> tuple[Tensor, ...]:
         """Hidden rows [n, d] after the last norm (or a placeholder) and logits [n, V].
 
         Then the residual stream [n, d] after each requested layer, and attention weights
-        [n, layers, heads, cells]. Logits of rows before asked.first are placeholders.
+        [n, layers, heads, cells]. Logits of rows before wanted.first are placeholders.
         """
         model, num = self.model, len(tokens)
         options["use_cache"] = cache is not None
         if cache is not None:
             options[self._cache_name] = cache
-        if asked.hidden or asked.taps:
+        if wanted.hidden or wanted.taps:
             options["output_hidden_states"] = True
         if self._can_trim:
-            options["logits_to_keep"] = max(num - asked.first, 1) if asked.logits else 1
-        if asked.attention:
+            options["logits_to_keep"] = max(num - wanted.first, 1) if wanted.logits else 1
+        if wanted.attention:
             options["output_attentions"] = True
         ids = torch.tensor([tokens], device=self.device)
         with ExitStack() as stack:
             stack.enter_context(eval_mode(model))
-            if asked.attention:
+            if wanted.attention:
                 stack.enter_context(eager_attention(model))
             if self._rope is not None:
                 stack.enter_context(self._rope.fresh())
@@ -338,31 +338,20 @@ class HFTarget(Runner):
         logits = out.logits[0]
         if len(logits) < num:
             logits = torch.cat([logits[:1].expand(num - len(logits), -1), logits])
-        found = [out.hidden_states[-1][0] if asked.hidden else logits, logits]
-        found += [out.hidden_states[layer + 1][0] for layer in asked.taps]
-        if asked.attention:
+        found = [out.hidden_states[-1][0] if wanted.hidden else logits, logits]
+        found += [out.hidden_states[layer + 1][0] for layer in wanted.taps]
+        if wanted.attention:
             found.append(torch.stack([w[0] for w in out.attentions]).permute(2, 0, 1, 3))
         return tuple(found)
 
-    @torch.no_grad()
-    def _check_far(self, own: int | None) -> None:
-        """Runs a position beyond the declared ones: it may be missing, or change the other rows.
-
-        Not on an accelerator, where a missing position breaks the device for the whole process.
-        """
-        if own is None or self.device.type != "cpu":
+    def _find_far_limit(self, declared: int | None) -> None:
+        """Limits the context, or the drafts, of code that serves no position beyond `declared`."""
+        if self._rope is not None or self.max_context != UNLIMITED or declared is None:
             return
-        tokens = np.random.default_rng(1).integers(0, self.vocab_size, 4).tolist()
-        places = torch.tensor([[0, 1, 2, own + 8]], device=self.device)
-        near = self._call(tokens[:3], None, Asked(), position_ids=places[:, :3])[1]
-        try:
-            far = self._call(tokens, None, Asked(), position_ids=places)[1][:3]
-        except (IndexError, RuntimeError):
-            self.max_context = self.context = own
-            return
-        error = float((far.float() - near.float()).abs().max())
-        scale = 1e-3 if torch.finfo(self.model.dtype).bits >= 32 else 0.1
-        if error > scale * float(near.abs().max()):
+        effect = effect_of_far_position(self, declared)
+        if effect is FarPosition.MISSING:
+            self.max_context = self.context = declared
+        elif effect is FarPosition.CHANGES_ROWS:
             self._rope = LengthRope([], 0, grows=True, recomputes=False)
 
     def _set_way(self, way: str) -> None:
@@ -384,7 +373,7 @@ class HFTarget(Runner):
         for way in WAYS[1:] if problems else WAYS:
             self._set_way(way)
             try:
-                self._check_way()
+                check_tree_passes(self)
                 self._set_way(way)
                 return
             except Exception as cause:  # try the next way
@@ -393,31 +382,3 @@ class HFTarget(Runner):
         raise ModelError(
             f"{type(self.model).__name__} cannot be run step by step ({'; '.join(problems)})"
         )
-
-    @torch.no_grad()
-    def _check_way(self) -> None:
-        """Compares two tree passes, the second after a branch was accepted, with plain passes."""
-        tokens = np.random.default_rng(0).integers(0, self.vocab_size, 16).tolist()
-        tree = _probe_tree(tokens[8:])
-        seq = Sequence(tokens[:8], 8, Sampling(), SeededDice(0), limit=8)
-        gap_share = 0.3 if torch.finfo(self.model.dtype).bits < 32 else 0.0  # of half precision
-        for _ in range(2):
-            rows = self.forward(ForwardBatch([seq], [tree]))[0]
-            # a pass without a tree mask: its error is the scale of a wrong result
-            unmasked = self._call(seq.tokens + tree.tokens.tolist(), None, Asked())[1]
-            for node in range(-1, len(tree)):
-                plain = self._call(seq.tokens + tree.path(node), None, Asked())[1][-1].float()
-                error = float((rows.logits[node + 1].float() - plain).abs().max())
-                gap = float((unmasked[len(seq.tokens) + node].float() - plain).abs().max())
-                bound = max(MAX_ROUNDING_ERROR * float(plain.abs().max()), gap_share * gap)
-                if not error <= bound:
-                    raise ModelError(f"rows differ by {error:.2g} from plain passes")
-            seq.tokens += [*tree.path(4), tokens[0]]
-
-
-def _probe_tree(tokens: list[int]) -> Tree:
-    """Two branches with siblings, 7 nodes; node 4 is on the second branch."""
-    builder = TreeBuilder()
-    for token, parent in zip(tokens[:7], (-1, -1, 0, 0, 1, 2, 4), strict=True):
-        builder.add(token, parent)
-    return builder.build()

@@ -91,8 +91,8 @@ def check_whole(folder: Path | str | None, model: Any, report: dict[str, Any]) -
         raise ModelError(missing_message(sorted(report["missing_keys"])))
     for name, found, wanted in sorted(report["mismatched_keys"]):
         raise ModelError(
-            f"tensor {name} has shape {list(found)}, and the config wants {list(wanted)}; is "
-            "config.json of this checkpoint?"
+            f"tensor {name} has shape {list(found)}, but config.json requires {list(wanted)}; "
+            "check that config.json belongs to this checkpoint"
         )
     surplus = sorted(name for name in report["unexpected_keys"] if not name.endswith(IGNORED))
     if own := inside(surplus, model):
@@ -102,7 +102,7 @@ def check_whole(folder: Path | str | None, model: Any, report: dict[str, Any]) -
         )
     if surplus:
         log.warning(
-            "%s holds %s, which are no part of %s; ignoring them",
+            "%s holds %s, which are not part of %s; ignoring them",
             folder,
             listed(surplus),
             type(model).__name__,

@@ -11,8 +11,8 @@ from torch import Tensor
 from forerun.runner.forward_batch import Work
 
 
-class Gathered:
-    """Collects the rows of a work while its paths are computed one after another."""
+class PathRows:
+    """The rows of a work, collected while its paths are computed one after the other."""
 
     def __init__(self, work: Work) -> None:
         old = [] if work.pending else work.slot.nodes
@@ -42,6 +42,6 @@ class Gathered:
             yield numbers, [self._tokens[n] for n in path]
 
     def stacked(self, first: int = 0) -> tuple[Tensor, ...]:
-        """The outputs of `_call` for the rows from `first` on."""
+        """The outputs for the rows from `first` on."""
         rows = self._rows[first:]
         return tuple(map(torch.stack, zip(*rows, strict=True)))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Whether Python code that comes with a checkpoint may run. Nothing asks: the default is no."""
+"""Whether Python code that comes with a checkpoint may run; the default is no."""
 
 from __future__ import annotations
 

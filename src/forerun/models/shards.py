@@ -135,4 +135,4 @@ def _damage(path: Path, cause: Exception) -> str:
         return unknown
     if whole == size:
         return unknown
-    return f"has {size:,} bytes where its header tells of {whole:,}{' or more' * (not ends)}"
+    return f"has {size:,} bytes, but its header declares {whole:,}{' or more' * (not ends)}"

@@ -33,16 +33,16 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer | Any, context: Many[int] = ()) -> None:
         self.specials: Mapping[int, str] = getattr(tokenizer, "specials", {})  # without text
         pieces = getattr(tokenizer, "pieces", None)
-        self._inner: _Bytes | _Window
+        self._inner: _ByteStream | _WindowStream
         if pieces is None:
-            self._inner = _Window(getattr(tokenizer, "decode_plain", tokenizer.decode))
+            self._inner = _WindowStream(getattr(tokenizer, "decode_plain", tokenizer.decode))
         else:
-            self._inner = _Bytes(pieces)
+            self._inner = _ByteStream(pieces)
         if context:
             self.begin(context)
 
     def begin(self, context: Many[int]) -> None:
-        """Starts behind these tokens, which are no part of the output."""
+        """Starts after these tokens; their text is not part of the output."""
         self._inner.begin(context, self.specials)
 
     def begin_inside(self) -> None:
@@ -78,7 +78,7 @@ class TokenPieces:
         return self._known[key]
 
 
-class _Bytes:
+class _ByteStream:
     """A stream for tokens with fixed bytes."""
 
     def __init__(self, pieces: TokenPieces) -> None:
@@ -117,7 +117,7 @@ class _Bytes:
         return self._text.flush()
 
 
-class _Window:
+class _WindowStream:
     """A stream for any other tokenizer: a window of the last tokens is decoded again.
 
     The text of a token may depend on the token before it (leading spaces, bytes of one character).
@@ -144,7 +144,7 @@ class _Window:
         self._num_shown = len(texts.get(len(self._ids), "")) - len(self._text)
 
     def begin_inside(self) -> None:
-        """Without a token before, there is nothing to keep a space."""
+        """No effect: without an earlier token, the decoder removes a leading space."""
 
     def push(self, token: int) -> str:
         self._ids.append(token)

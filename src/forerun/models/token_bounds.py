@@ -8,8 +8,6 @@ from typing import Any
 from forerun.models.token_bytes import byte_alphabet
 from forerun.models.tokenizer import Tokenizer
 
-__all__ = ["TokenBounds", "byte_alphabet", "max_bytes_per_token"]
-
 
 class TokenBounds:
     """Lower bounds on the number of tokens of texts.

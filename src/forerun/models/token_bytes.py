@@ -37,9 +37,7 @@ class ByteRule:
     def of(cls, decoder: Any) -> ByteRule | None:
         """The rule of a decoder of `tokenizers`; None if tokens have no fixed bytes."""
         if decoder is None:  # tokens are joined by spaces
-            return cls(
-                lambda token, is_first: ("" if is_first else " ").encode() + _utf8(token), ""
-            )
+            return cls(lambda token, is_first: _utf8(token if is_first else f" {token}"), "replace")
         try:
             state = json.loads(decoder.__getstate__())
         except (AttributeError, TypeError, ValueError):
@@ -154,7 +152,7 @@ class ByteText:
     def __init__(self, rule: ByteRule) -> None:
         self._rule = rule
         make = codecs.getincrementaldecoder("utf-8")
-        self._decoder = make(rule.errors or "replace")
+        self._decoder = make(rule.errors)
         self.is_first = True  # no token so far; set by the caller
         self._left = rule.strip[1]  # leading characters that may still be removed
         self._num_shown = 0  # U+FFFD that the text before shows for the bytes that wait
@@ -177,7 +175,7 @@ class ByteText:
         If they never become a character, they are not shown again.
         """
         waiting, _ = self._decoder.getstate()
-        self._num_shown = len(waiting.decode("utf-8", self._rule.errors or "replace"))
+        self._num_shown = len(waiting.decode("utf-8", self._rule.errors))
 
     def _strip(self, text: str) -> str:
         if self._num_shown and text:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from forerun.serving.limits import SMALL_BODY_BYTES
+
 T = TypeVar("T")
-LARGE_BODY = 1 << 16  # bytes
 LANES = {"small": 2, "chat": 2, "large": 1}  # number of threads
 
 
 class Lanes:
-    """Thread pools by kind of request; the rest waits in the order of arrival."""
+    """A thread pool for each kind of request; requests without a free thread wait in order."""
 
     def __init__(self) -> None:
         self._pools = {
@@ -22,7 +23,7 @@ class Lanes:
 
     async def run(self, size: int, is_chat: bool, work: Callable[[], T]) -> T:
         """The result of `work` for a body of `size` bytes."""
-        name = "large" if size > LARGE_BODY else "chat" if is_chat else "small"
+        name = "large" if size > SMALL_BODY_BYTES else "chat" if is_chat else "small"
         return await asyncio.get_running_loop().run_in_executor(self._pools[name], work)
 
     def close(self) -> None:

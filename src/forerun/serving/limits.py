@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serving.errors import ApiError
 
-MAX_HELD = 8  # times max_body: bytes of large bodies that are read and tokenised at once
-SMALL_BODY = 1 << 16  # bytes of a body that is not counted
+MAX_HELD_BODIES = 8  # bodies of max_body bytes that are read and tokenised at once
+SMALL_BODY_BYTES = 1 << 16  # a body up to this is not counted
 SHARE = "forerun.share"  # of the scope
 MAX_DROPPED = 4  # times max_body: how much of a too large body is read and dropped
 
@@ -37,12 +37,12 @@ class Share:
 
     def resize(self, size: int) -> None:
         """Sets the number of bytes. Raises ApiError 503 beyond the limit."""
-        size = size if size > SMALL_BODY else 0
+        size = size if size > SMALL_BODY_BYTES else 0
         if self._held.total - self._size + size > self._held.limit:
             raise ApiError(
                 503,
-                f"the large requests that are being read have {self._held.limit} bytes already; "
-                "try again, or send smaller ones",
+                f"large requests in memory would exceed {self._held.limit} bytes in total; try "
+                "again, or send smaller ones",
                 code="overloaded",
                 retry_after=1,
             )
@@ -56,7 +56,7 @@ class Share:
 
 
 def forget_body(request: Request) -> None:
-    """Drops the body of a request, which is tokenised."""
+    """Drops the body of a request after it was tokenised."""
     request._body = b""
     if isinstance(share := request.scope.get(SHARE), Share):
         share.release()
@@ -75,7 +75,7 @@ class Limits:
     ) -> None:
         self.app, self.max_body, self.seconds = app, max_body, seconds
         self._on_error = on_error
-        self._held = HeldBytes(MAX_HELD * max_body)
+        self._held = HeldBytes(MAX_HELD_BODIES * max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

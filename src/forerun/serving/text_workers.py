@@ -1,9 +1,9 @@
 """Tokenises texts and renders chat templates in processes that can be stopped.
 
 A template is a program and may loop; a tokenizer may take seconds and gigabytes for some texts.
-Neither can be stopped in a thread. A first child process is forked when the server is built, and
-forks a worker whenever one is needed, so that a worker starts in milliseconds and with the
-tokenizer loaded. Where processes cannot be forked, the work is done in the calling thread.
+Neither can be stopped in a thread. A fork server is started with the HTTP server and forks workers
+on demand. A worker starts within milliseconds, with the tokenizer loaded. Where processes cannot be
+forked, the work is done in the calling thread.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from forerun.errors import ForerunError
 from forerun.serving.errors import ApiError, bad, shutting_down
 
 SMALL_CHARS = 8192  # a text up to this is tokenised in the calling thread, in milliseconds
-MEMORY = 2 * 2**30  # bytes that a worker may allocate
-HEAD = struct.Struct("!Q")  # length of a message
+MAX_WORKER_BYTES = 2 * 2**30  # that a worker may allocate
+LENGTH = struct.Struct("!Q")  # bytes of the message that follows
+PARALLELISM = "TOKENIZERS_PARALLELISM"
 Work = dict[str, Callable[..., Any]]
 
 
@@ -45,9 +46,9 @@ class TextWorkers:
         self._busy: set[Worker] = set()
         self._is_closed = False
         self._local = threading.local()
-        self._nursery = Nursery.start(work)
-        if self._nursery is not None:
-            weakref.finalize(self, _end, self._nursery, self._idle)
+        self._fork_server = ForkServer.start(work)
+        if self._fork_server is not None:
+            weakref.finalize(self, _end, self._fork_server, self._idle)
 
     @contextmanager
     def deadline(self) -> Iterator[None]:
@@ -63,9 +64,9 @@ class TextWorkers:
 
         Raises ApiError 400 at the time limit or if memory runs out, 503 while shutting down.
         """
-        if self._nursery is None:
+        if self._fork_server is None:
             return self._work[name](*args)
-        worker = self._take()
+        worker = self._acquire()
         try:
             is_ok, result = worker.call((name, args), self._left())
         except TimeoutError:
@@ -76,8 +77,11 @@ class TextWorkers:
             if self._is_closed:
                 raise shutting_down() from None
             raise _refused(name, "needed too much memory") from None
+        except BaseException:  # its answer may be unread, and must not reach the next call
+            worker.stop()
+            raise
         finally:
-            self._give(worker)
+            self._release(worker)
         if is_ok:
             return result
         raise result
@@ -88,19 +92,19 @@ class TextWorkers:
             self._is_closed = True
             for worker in self._busy:  # their threads close them
                 worker.stop()
-            if self._nursery is not None:
-                _end(self._nursery, self._idle)
+            if self._fork_server is not None:
+                _end(self._fork_server, self._idle)
 
     def _left(self) -> float:
         end = getattr(self._local, "end", None)
         return self.seconds if end is None else max(end - time.monotonic(), 0.001)
 
-    def _take(self) -> Worker:
+    def _acquire(self) -> Worker:
         with self._lock:
-            if self._is_closed or self._nursery is None:
+            if self._is_closed or self._fork_server is None:
                 raise shutting_down()
             try:
-                worker = self._idle.pop() if self._idle else self._nursery.worker()
+                worker = self._idle.pop() if self._idle else self._fork_server.worker()
             except (OSError, EOFError):
                 raise ApiError(
                     503, "no process for this text could be started; try again", retry_after=1
@@ -108,7 +112,7 @@ class TextWorkers:
             self._busy.add(worker)
             return worker
 
-    def _give(self, worker: Worker) -> None:
+    def _release(self, worker: Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
             if worker.is_stopped or self._is_closed:
@@ -148,31 +152,28 @@ class Worker:
         self._link.close()
 
 
-class Nursery:
-    """The child process that forks workers. It ends when this process does."""
+class ForkServer:
+    """A child process that forks workers. It ends when this process does."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         self._pid, self._link = pid, link
 
     @classmethod
-    def start(cls, work: Work) -> Nursery | None:
-        """Forks it; None where that is not possible."""
+    def start(cls, work: Work) -> ForkServer | None:
+        """Starts one; None where processes cannot be forked."""
         if sys.platform != "linux":  # macOS: its libraries do not survive a fork
             return None
         ours, theirs = socket.socketpair()
-        before = os.environ.get("TOKENIZERS_PARALLELISM")
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # in the child: threads do not survive
         try:
-            with warnings.catch_warnings():
+            with _serial_tokenizers(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # other threads run: the child uses none of theirs
                 pid = os.fork()
         except OSError:
+            ours.close()
+            theirs.close()
             return None
-        finally:
-            if "pid" in locals() and pid:
-                _restore("TOKENIZERS_PARALLELISM", before)
         if not pid:
-            _run_nursery(theirs, work)
+            _run_fork_server(theirs, work)
         theirs.close()
         return cls(pid, ours)
 
@@ -182,7 +183,7 @@ class Nursery:
         with theirs:
             self._link.settimeout(10)
             socket.send_fds(self._link, [b"w"], [theirs.fileno()])
-            (pid,) = HEAD.unpack(_exactly(self._link, HEAD.size, time.monotonic() + 10))
+            (pid,) = LENGTH.unpack(_exactly(self._link, LENGTH.size, time.monotonic() + 10))
         return Worker(pid, ours)
 
     def close(self) -> None:
@@ -195,18 +196,19 @@ class Nursery:
                 os.waitpid(pid, 0)
 
 
-def _end(nursery: Nursery, idle: list[Worker]) -> None:
+def _end(fork_server: ForkServer, idle: list[Worker]) -> None:
     """Ends all processes that do nothing."""
     for worker in idle:
         worker.close()
     idle.clear()
-    nursery.close()
+    fork_server.close()
 
 
-def _run_nursery(link: socket.socket, work: Work) -> NoReturn:
+def _run_fork_server(link: socket.socket, work: Work) -> NoReturn:
     """Forks workers on request until the parent has closed the link."""
     try:
         _isolate(link)
+        os.environ[PARALLELISM] = "false"  # the threads did not survive the fork
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
         while True:
             data, handles, _, _ = socket.recv_fds(link, 1, 1)
@@ -218,7 +220,7 @@ def _run_nursery(link: socket.socket, work: Work) -> NoReturn:
                     link.close()
                     _run_worker(own, work)
             os.close(handles[0])
-            link.sendall(HEAD.pack(pid))
+            link.sendall(LENGTH.pack(pid))
     finally:
         os._exit(0)
 
@@ -259,7 +261,7 @@ def _isolate(link: socket.socket) -> None:
 
 
 def _limit() -> None:
-    """Limits memory; the process dies with the nursery."""
+    """Limits memory; the process dies with the fork server."""
     import ctypes
     import resource
 
@@ -268,17 +270,17 @@ def _limit() -> None:
     with suppress(OSError, ValueError):
         with open("/proc/self/statm") as file:
             size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (size + MAX_WORKER_BYTES, size + MAX_WORKER_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _send(link: socket.socket, value: Any) -> None:
     data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    link.sendall(HEAD.pack(len(data)) + data)
+    link.sendall(LENGTH.pack(len(data)) + data)
 
 
 def _receive(link: socket.socket, end: float | None = None) -> bytes:
-    (size,) = HEAD.unpack(_exactly(link, HEAD.size, end))
+    (size,) = LENGTH.unpack(_exactly(link, LENGTH.size, end))
     return _exactly(link, size, end)
 
 
@@ -295,15 +297,22 @@ def _exactly(link: socket.socket, size: int, end: float | None) -> bytes:
     return bytes(data)
 
 
-def _restore(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+@contextmanager
+def _serial_tokenizers() -> Iterator[None]:
+    """Turns threads of tokenizers off, so that a fork in the block logs no warning about them."""
+    before = os.environ.get(PARALLELISM)
+    os.environ[PARALLELISM] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PARALLELISM]
+        else:
+            os.environ[PARALLELISM] = before
 
 
 def _refused(name: str, why: str) -> ApiError:
-    """The error for a text that could not be handled."""
+    """The error for a text that a worker could not process."""
     if name == "chat_text":
         text = f"the model's chat template {why} for these messages; send fewer or shorter ones"
         return bad(text, "messages", "template_limit")

@@ -42,7 +42,7 @@ class FileLock:
             if users > 1:
                 _held[self._place] = handle, users - 1
             elif handle >= 0:
-                with suppress(OSError):  # before it is free, so that it is not another one's
+                with suppress(OSError):  # while the lock is held: later the file may be another's
                     self._place.unlink()
                 os.close(handle)
 

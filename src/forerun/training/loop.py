@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from forerun.errors import ConfigError, DataError
-from forerun.utils.moved import renamed
+from forerun.utils.renamed import renamed
 from forerun.utils.signals import delayed_interrupt
 
 from .checkpoints import restore_checkpoint, save_checkpoint

@@ -1,13 +1,8 @@
-"""Clear errors for modules that moved and names that changed.
-
-`import forerun.roles` names `forerun.core.roles`; see `MovedModules` and `renamed`.
-"""
+"""Clear errors for modules that moved: `import forerun.roles` names `forerun.core.roles`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 
 class MovedModules:
@@ -23,21 +18,6 @@ class MovedModules:
                 f"{name} has moved; import forerun.{new} instead{names} (docs/structure.md)",
                 name=name,
             )
-
-
-def renamed(module: str, **names: str) -> Callable[[str], Any]:
-    """A `__getattr__` for a module that stayed where it was: old name -> new name.
-
-    A new name with a dot lies in another module below `forerun`.
-    """
-
-    def look_up(name: str) -> Any:
-        if new := names.get(name):
-            path = f"forerun.{new}" if "." in new else new
-            raise ImportError(f"{module}.{name} is now {path}; import that")
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-
-    return look_up
 
 
 def moved() -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from forerun.core.sampling import argmax
 from forerun.core.tree import IID, SWOR, Proposal, Tree, TreeBuilder
 from forerun.errors import ConfigError, LawError
 from forerun.utils.jit import kernel
-from forerun.utils.moved import renamed
+from forerun.utils.renamed import renamed
 
 NO_MASS = 1e-12  # a residual with less mass than this share is rounding error
 STRICT = __debug__  # invalid drafts raise; under `python -O` they are rejected with a warning

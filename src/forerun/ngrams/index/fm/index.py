@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,11 +28,10 @@ from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.build.suffix_array import pack, pointer_width, suffix_array, unpack
 from forerun.ngrams.index.build.verify import FAST, OFF, check_mode
-from forerun.ngrams.index.fm import wavelet
-from forerun.ngrams.index.fm.wavelet import Wavelet, access, descend
+from forerun.ngrams.index.fm import kernels, wavelet
+from forerun.ngrams.index.fm.wavelet import Wavelet
 from forerun.state import array_file
 from forerun.state.array_file import Origin
-from forerun.utils.jit import compiled
 from forerun.utils.numbers import token_ids, whole
 
 KIND = "fm-index"
@@ -41,21 +39,6 @@ ID_LIMIT = 1 << 24  # ids must be smaller: they index a table
 SAMPLE = 32  # one position in SAMPLE is stored: memory against speed of locate and extract
 Ids = Many[int] | np.ndarray
 Interval = tuple[int, int]  # rows [l, r) of the sorted rotations
-
-
-class Rows(NamedTuple):
-    """The arrays of the kernels. A symbol is 1 + the rank of its id in `ids`; 0 is the text's end.
-
-    transform: BWT of the n + 1 rows. shifts int64 [symbols]: C[c] minus the begin of c after the
-    last wavelet level. marks uint64 [1, blocks, 8]: rows with a stored position. kept int64: these
-    positions / `sample`, in row order.
-    """
-
-    transform: Wavelet
-    shifts: np.ndarray
-    marks: np.ndarray
-    kept: np.ndarray
-    sample: int
 
 
 class FMIndex:
@@ -67,7 +50,7 @@ class FMIndex:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: kernels.Rows,
         ids: np.ndarray,
         starts: np.ndarray,
         eos: int,
@@ -115,9 +98,11 @@ class FMIndex:
         bwt = np.empty(len(text) + 1, symbols.dtype)
         marks = wavelet.empty_blocks(1, len(bwt))
         kept = np.empty(len(text) // sample + 1, np.int64)
-        transform(symbols, order, sample, bwt, marks[0], kept)
+        kernels.transform(symbols, order, sample, bwt, marks[0], kept)
         del order
-        rows = _rows(wavelet.make(bwt, len(ids).bit_length()), len(bwt), marks, kept, sample)
+        rows = kernels.make_rows(
+            wavelet.make(bwt, len(ids).bit_length()), len(bwt), marks, kept, sample
+        )
         origin = Origin(tokenizer=tokenizer)
         return cls(rows, ids.astype(np.int64), starts.astype(np.int64), eos, origin=origin)
 
@@ -147,11 +132,11 @@ class FMIndex:
         symbol = self.symbol(operator.index(token))
         if not symbol or interval[0] >= interval[1]:
             return 0, 0
-        return step(self.rows, symbol, interval[0], interval[1])
+        return kernels.step(self.rows, symbol, interval[0], interval[1])
 
     def find(self, pattern: Ids) -> Interval:
         """The rows of a pattern; (0, 0) if it does not occur."""
-        return find(self.rows, self._symbols, ids_of(pattern), 0, self.length + 1)
+        return kernels.find(self.rows, self._symbols, token_ids(pattern), 0, self.length + 1)
 
     def count(self, pattern: Ids) -> int:
         """The number of occurrences of a pattern."""
@@ -178,7 +163,7 @@ class FMIndex:
         left, right = interval
         most = right - left if limit is None else whole("limit", limit, 0)
         out = np.empty(max(0, min(most, right - left)), np.int64)
-        locate(self.rows, left, self.length, out)
+        kernels.locate(self.rows, left, self.length, out)
         if len(out) and not 0 <= int(out.min()) <= int(out.max()) <= self.length:
             raise damaged("a position is not in the text")
         return out
@@ -204,7 +189,7 @@ class FMIndex:
         row = 0 if known >= len(self._rows_kept) else int(self._rows_kept[known])
         skip = (self.length if known >= len(self._rows_kept) else known * self.rows.sample) - at
         out = np.empty(stop - start, np.int64)
-        walk(self.rows, row, skip, out)
+        kernels.walk(self.rows, row, skip, out)
         return self._ids_of(out)
 
     def _ids_of(self, symbols: np.ndarray) -> np.ndarray:
@@ -217,7 +202,7 @@ class FMIndex:
     def _rows_kept(self) -> np.ndarray:
         """The row per stored position, in position order."""
         flags = np.empty(self.length + 1, np.bool_)
-        read_bits(self.rows.marks[0], flags)
+        kernels.read_bits(self.rows.marks[0], flags)
         kept, found = self.rows.kept, np.flatnonzero(flags)
         is_right = len(found) == len(kept) and 0 <= kept.min() <= kept.max() < len(kept)
         if not is_right:
@@ -289,7 +274,7 @@ class FMIndex:
         _check_shapes(blocks, marks, zeros, length + 1, sample)
         _check_values(ids, starts, kept, num_kept, length)
         bwt = Wavelet(wavelet.aligned(blocks), zeros)
-        rows = _rows(bwt, length + 1, wavelet.aligned(marks), kept, sample)
+        rows = kernels.make_rows(bwt, length + 1, wavelet.aligned(marks), kept, sample)
         return cls(rows, ids, starts, eos, origin=origin, extra=arrays)
 
     def check_tokenizer(self, tokenizer: str, where: Path | str = "memory") -> None:
@@ -333,11 +318,6 @@ def _check_values(
         raise ValueError("its stored positions are out of range")
 
 
-def ids_of(pattern: Ids) -> np.ndarray:
-    """A pattern as an int64 array. Raises DataError if it is not a list of ids."""
-    return token_ids(pattern)
-
-
 def _checked(document: Ids, number: int, eos: int) -> np.ndarray:
     try:
         part = token_ids(document)
@@ -351,92 +331,3 @@ def _checked(document: Ids, number: int, eos: int) -> np.ndarray:
             f"{part.min()}..{part.max()}; remove eos from the document, or use another eos"
         )
     return part
-
-
-def _rows(bwt: Wavelet, length: int, marks: np.ndarray, kept: np.ndarray, sample: int) -> Rows:
-    """The kernel arrays, with `shifts` computed from the BWT."""
-    num_symbols = 1 << len(bwt.zeros)
-    begins = np.empty(num_symbols, np.int64)
-    wavelet.firsts(bwt, begins)
-    counts = np.zeros(num_symbols, np.int64)
-    found, sizes = np.empty(num_symbols, np.int64), np.empty(num_symbols, np.int64)
-    num = wavelet.symbols(bwt, 0, length, found, sizes)
-    counts[found[:num]] = sizes[:num]
-    smaller = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)[:-1]])
-    return Rows(bwt, smaller - begins, marks, kept, sample)
-
-
-@compiled
-def transform(
-    symbols: np.ndarray,
-    order: np.ndarray,
-    sample: int,
-    out: np.ndarray,
-    marks: np.ndarray,
-    kept: np.ndarray,
-) -> None:
-    """Writes the BWT of a text [n] with suffix array `order` [n] to `out` [n + 1].
-
-    Row 0 is the text's end. marks, kept: see `Rows`.
-    """
-    n, size = len(symbols), 0
-    for row in range(n + 1):
-        at = n if row == 0 else np.int64(order[row - 1])
-        out[row] = symbols[at - 1] if at else 0
-        if at % sample == 0:
-            wavelet.set_bit(marks, row)
-            kept[size] = at // sample
-            size += 1
-    wavelet.count_blocks(marks)
-
-
-@compiled
-def step(rows: Rows, symbol: int, left: int, right: int) -> tuple[int, int]:
-    """One step of the backward search; (0, 0) if the interval is empty."""
-    left, right = descend(rows.transform, symbol, left, right)
-    if left >= right:
-        return 0, 0
-    return left + rows.shifts[symbol], right + rows.shifts[symbol]
-
-
-@compiled
-def find(
-    rows: Rows, symbols: np.ndarray, pattern: np.ndarray, left: int, right: int
-) -> tuple[int, int]:
-    """The rows of a pattern of ids within [left, right). symbols: symbol per id, 0 for none."""
-    for token in pattern:
-        if token < 0 or token >= len(symbols) or symbols[token] == 0 or left >= right:
-            return 0, 0
-        left, right = step(rows, symbols[token], left, right)
-    return left, right
-
-
-@compiled
-def locate(rows: Rows, left: int, length: int, out: np.ndarray) -> None:
-    """Writes the end positions of the occurrences at rows from `left`."""
-    for i in range(len(out)):
-        row, walked = left + i, 0
-        while walked < rows.sample and not wavelet.is_set(rows.marks[0], row):
-            symbol, row = access(rows.transform, row)
-            row += rows.shifts[symbol]
-            walked += 1
-        place = wavelet.ones(rows.marks[0], row)
-        at = rows.kept[max(0, min(place, len(rows.kept) - 1))] * rows.sample + walked
-        out[i] = length - at
-
-
-@compiled
-def walk(rows: Rows, row: int, skip: int, out: np.ndarray) -> None:
-    """Writes the symbols from a row in reading order, after skipping `skip` of them."""
-    for i in range(skip + len(out)):
-        symbol, row = access(rows.transform, row)
-        row += rows.shifts[symbol]
-        if i >= skip:
-            out[i - skip] = symbol
-
-
-@compiled
-def read_bits(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Writes the bits of a vector, one byte each."""
-    for i in range(len(out)):
-        out[i] = wavelet.is_set(blocks, i)

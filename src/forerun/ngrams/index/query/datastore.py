@@ -15,11 +15,11 @@ import numpy as np
 
 from forerun.core.roles import Target
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.index.build.encoders import fingerprint
 from forerun.ngrams.index.build.shards import shard_of
 from forerun.ngrams.index.build.suffix_array import TYPES, separator
 from forerun.ngrams.index.counts import corpus as corpora
 from forerun.ngrams.index.query.engine import Index
+from forerun.ngrams.index.query.tokenizer_check import check_tokenizer
 from forerun.utils.numbers import token_ids
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def open_datastore(
         )
     if index is not None:
         found = index if isinstance(index, Index) else Index.open(index)
-        source = str(getattr(found, "path", "the index"))
+        source = str(found.path or "the index")
         check_tokenizer(found, tokenizer)
     elif files:
         source = f"the corpus {', '.join(map(str, files))}"
@@ -85,19 +85,6 @@ def in_memory(
     text = np.concatenate([piece for text in texts for piece in ([end], text)])
     text = np.where(text == eos, end, text).astype(TYPES[width])
     return Index([shard_of(text)], eos, threads=1)
-
-
-def check_tokenizer(index: Index, tokenizer: Tokenizer | None) -> None:
-    """Raises ConfigError if the index on disk was built with another vocabulary."""
-    if index.manifest is None or tokenizer is None:
-        return
-    built = index.manifest.tokenizer
-    if built["fingerprint"] and built["fingerprint"] != fingerprint(tokenizer.vocabulary()):
-        raise ConfigError(
-            f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
-            f"not with the target's ({tokenizer.vocab_size} ids); build it with --tokenizer and "
-            "the target's folder"
-        )
 
 
 def check_ids(index: Index, target: Target) -> None:

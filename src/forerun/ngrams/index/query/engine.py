@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,10 +32,8 @@ from forerun.ngrams.index.query import attribution, kernels, results
 from forerun.ngrams.index.query import cnf as clauses
 from forerun.ngrams.index.query import documents as passages
 from forerun.ngrams.index.query.results import Match, Next, Prob
+from forerun.ngrams.index.query.tokenizer_check import check_encoder
 from forerun.utils.numbers import token_ids, whole
-
-if TYPE_CHECKING:
-    from forerun.models.tokenizer import Tokenizer
 
 MAX_SUPPORT = 1000
 MIN_PARALLEL_QUERIES = 64  # a smaller batch runs in one thread
@@ -56,7 +54,10 @@ class Index:
         threads: int = 2,
         manifest: store.Manifest | None = None,
         numbers: Many[int] | None = None,
+        path: Path | None = None,
+        is_loaded: bool = True,
     ) -> None:
+        self.path, self._is_loaded = path, is_loaded  # the folder on disk, if any
         self.shards = list(shards)
         self._numbers = range(len(self.shards)) if numbers is None else numbers  # on disk
         self._flags = [shard.seen[-1:] for shard in self.shards]  # 1: a page was wrong
@@ -91,7 +92,7 @@ class Index:
         manifest = store.read_manifest(path)
         encoder = None if tokenizer is None else encoders.load(tokenizer)
         if encoder is not None:
-            same_tokenizer(path, manifest, encoder)
+            check_encoder(path, manifest, encoder)
         shards = open_shards(path, manifest, load=load, verify=verify)
         if verify == FAST:
             warn_without_pages(path, manifest)
@@ -103,7 +104,9 @@ class Index:
             encoder=encoder,
             threads=threads,
             manifest=manifest,
-        )._at(path, load)
+            path=path,
+            is_loaded=load,
+        )
 
     @classmethod
     def of(
@@ -133,16 +136,12 @@ class Index:
             raise DataError("expected documents to index, got none; pass at least one")
         return cls([shard_of(np.array(text, TYPES[width])) for text in texts], eos, threads=threads)
 
-    def _at(self, path: Path, is_loaded: bool) -> Index:
-        self.path, self._is_loaded = path, is_loaded
-        return self
-
     @cached_property
     def encoder(self) -> encoders.Encoder:
         """The tokenizer of the index."""
         if self._encoder is not None:
             return self._encoder
-        if self.manifest is None:
+        if self.manifest is None or self.path is None:
             return encoders.Ids()
         return encoders.load_saved(self.path / self.manifest.folder, dict(self.manifest.tokenizer))
 
@@ -156,7 +155,7 @@ class Index:
     @property
     def held_bytes(self) -> int:
         """Bytes in memory, without files mapped from disk."""
-        if self.manifest is not None and not self._is_loaded:
+        if not self._is_loaded:
             return 0
         return sum(a.nbytes for s in self.shards for a in (s.text, s.table, s.fences))
 
@@ -181,8 +180,8 @@ class Index:
 
     def _damage(self, number: int) -> str:
         kind, page = next(wrong_pages(self.shards[number].pages))
-        name, shown = store.file_name(kind, self._numbers[number]), getattr(self, "path", "")
-        folder = Path(shown) / (self.manifest.folder if self.manifest else "")
+        name = store.file_name(kind, self._numbers[number])
+        folder = (self.path or Path()) / (self.manifest.folder if self.manifest else "")
         return (
             f"{folder / name} is damaged: bytes {page * PAGE_BYTES} to "
             f"{(page + 1) * PAGE_BYTES - 1} differ from their checksum; restore it from a copy, or "
@@ -374,35 +373,3 @@ class Index:
                 parts.append((ids[:size], counts[:size]))
         self.check_reads()
         return results.add_up(self.eos, self.separator, parts, match.count, length, unit > 1)
-
-
-def same_tokenizer(path: Path, manifest: store.Manifest, encoder: encoders.Encoder) -> None:
-    """Raises ConfigError unless the index was built with a tokenizer of the same vocabulary.
-
-    An index of ids, or of a function, accepts any tokenizer with enough ids.
-    """
-    built, top = manifest.tokenizer, max(shard.top for shard in manifest.shards)
-    if encoder.fingerprint == built["fingerprint"]:
-        return
-    if not built["fingerprint"] and (encoder.size is None or top < encoder.size):
-        return
-    raise ConfigError(
-        f"the index in {path} was built with tokenizer {built['name']!r} ({built['vocabulary']} "
-        f"ids), not with {encoder.name!r} ({encoder.size} ids); use that tokenizer, or build a new "
-        "index"
-    )
-
-
-def check_tokenizer(index: Index, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError if the index on disk was built with another vocabulary."""
-    if index.manifest is None:
-        return
-    built = index.manifest.tokenizer
-    if built["fingerprint"] and built["fingerprint"] != encoders.fingerprint(
-        tokenizer.vocabulary()
-    ):
-        raise ConfigError(
-            f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
-            f"not with the target's ({tokenizer.vocab_size} ids); build it with --tokenizer and "
-            "the target's folder"
-        )

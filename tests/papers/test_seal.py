@@ -15,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from seal_oracle import Oracle, TableModel
 
+from forerun.models.tokenizer import Tokenizer
 from forerun.retrieval.books import Question, questions, split
 from forerun.retrieval.generator import Generator
 from forerun.retrieval.measures import accuracy
@@ -25,7 +27,7 @@ from forerun.retrieval.seal import SCORES, Options, Seal
 from forerun.training.language_model import Size
 from forerun.training.recipes import seal as recipe
 
-pytestmark = [pytest.mark.paper, pytest.mark.slow]
+pytestmark = pytest.mark.paper
 
 FIRST = (
     "Ada Boris Clara David Emma Felix Greta Henry Irene Jonas Karin Louis Maria Niels Olga Peter"
@@ -94,6 +96,69 @@ def hits(ranked: list[Ranked], asked: list[Question], k: int = 5) -> float:
     return float(np.mean([accuracy(r.documents, {q.passage}, k) for r, q in pairs]))
 
 
+def small_passages(seed: int) -> list[Passage]:
+    """Passages of few words, so that n-grams overlap, repeat and share tokens."""
+    rng = np.random.default_rng(seed)
+    words = [*JOB.split()[:6], "Ada", "Boris"]
+    return [
+        Passage(
+            " ".join(rng.choice(words, 1 + i % 2).tolist()),
+            " ".join(rng.choice(words, 10).tolist()),
+        )
+        for i in range(14)
+    ]
+
+
+def test_the_defaults_are_the_papers() -> None:
+    how = Options()
+    assert (how.beams, how.length, how.title_length) == (15, 10, 15)
+    assert (how.alpha, how.beta, how.smoothing) == (2.0, 0.8, 5.0)
+    assert (how.max_hits, how.max_count, how.fully_score) == (1500, 10_000_000, 1500)
+    assert how.top_tokens == 5000 and how.constrained
+    assert how.bodies and how.titles and how.query_grams and how.singles
+
+
+SETTINGS = (
+    {},
+    {"max_hits": 9, "fully_score": 5},
+    {"max_count": 8, "beta": 0.3, "smoothing": 0.5},
+    {"top_tokens": 12, "alpha": 1.0, "beams": 2},
+    {"constrained": False, "beams": 12},
+)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_ngrams_and_scores_equal_the_rules_in_plain_python(setting: dict[str, float]) -> None:
+    """N-grams with counts, log-probabilities and weights; passages and scores of all three ways."""
+    how = Options(**{"beams": 4, "length": 4, "title_length": 3} | setting)  # type: ignore[arg-type]
+    for seed in range(8):
+        passages = small_passages(seed)
+        tokenizer = Tokenizer(recipe.make_tokenizer(passages * 3, 330))
+        model = TableModel(tokenizer, seed)
+        oracle = Oracle(passages, model, how)
+        seal = Seal(model, PassageIndex.of(passages, tokenizer, sample=4), how)  # type: ignore[arg-type]
+        query = "diver Ada carver"
+        (found,) = seal.generate([query])
+        wanted, grams = oracle.said(query), found.grams
+        texts = [grams.text(i) for i in range(len(grams.lengths))]
+        assert set(texts) == wanted.keys() and len(texts) == len(wanted)
+        assert grams.logps == pytest.approx([wanted[g][0] for g in texts])
+        assert grams.counts.tolist() == [oracle.count(g) for g in texts]
+        assert found.whole.tolist() == [wanted[g][1] for g in texts]
+        weights = oracle.weights(wanted)
+        assert grams.weights == pytest.approx([weights[g] for g in texts])
+        assert grams.weights == pytest.approx(list(weights.values()))
+        singles = oracle.singles()
+        assert found.singles == pytest.approx(
+            [singles.get(token, 0.0) for token in range(tokenizer.vocab_size)]
+        )
+        for score in SCORES:
+            ranked, best = seal.rank(found, score), oracle.rank(query, score)
+            assert ranked.documents.tolist() == list(best)
+            assert ranked.scores == pytest.approx(list(best.values()))
+
+
+@pytest.mark.slow
 def test_all_ngrams_together_find_more(
     parts: tuple[Generator, PassageIndex], asked: list[Question]
 ) -> None:
@@ -107,6 +172,7 @@ def test_all_ngrams_together_find_more(
     assert at["intersective"] > 8 * CHANCE
 
 
+@pytest.mark.slow
 def test_only_held_to_the_index_all_ngrams_occur(
     parts: tuple[Generator, PassageIndex], asked: list[Question]
 ) -> None:
@@ -121,6 +187,7 @@ def test_only_held_to_the_index_all_ngrams_occur(
     assert share[True] == 1 and share[False] < 0.9
 
 
+@pytest.mark.slow
 def test_the_index_is_small_and_holds_the_text(parts: tuple[Generator, PassageIndex]) -> None:
     _, index = parts
     held = sum(index.index.nbytes.values()) / len(index)

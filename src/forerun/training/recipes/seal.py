@@ -3,7 +3,7 @@
 Bevilacqua et al., "Autoregressive Search Engines", 2022. The paper fine-tunes BART-large; this
 recipe trains a causal model of less than a million weights from scratch. Training pairs with a
 question: question to span of its passage, question to title. Spans have ten words and are drawn
-with probability proportional to exp(number of their first three words that are in the question);
+with probability proportional to exp(2 number of their first three words that are in the question);
 no span begins with one of the most frequent words. Pairs without a question, for every passage:
 span to span, span to title, title to span. `retrieval/books` makes the questions; passages for
 evaluation give none.
@@ -52,6 +52,7 @@ from forerun.training.tokenizer import train_tokenizer
 CONTEXT, SPAN = 256, 10  # tokens; words
 MADE_UP = 14  # words of a made-up sentence
 START = 3  # words of a span that are compared with the question
+SHARPNESS = 2  # factor of their number, in the exponent
 KEPT = (0.3, 0.9)  # smallest and largest share of a sentence's words in a training question
 SIZE = Size(hidden=128, layers=3, heads=4, kv_heads=2, inner=352)
 NUM_FREQUENT = 50  # words that no span begins with
@@ -187,7 +188,8 @@ def spans(
     bare = [plain(word) for word in words]
     starts = np.arange(max(1, len(words) - SPAN + 1))
     asked = set(question.split()) - frequent
-    scores = np.array([sum(w in asked for w in bare[s : s + START]) for s in starts], float)
+    shared = np.array([sum(w in asked for w in bare[s : s + START]) for s in starts], float)
+    scores = SHARPNESS * shared
     scores[[bare[s] in frequent for s in starts]] -= 20
     weights = np.exp(scores - scores.max())
     chosen = rng.choice(starts, count, p=weights / weights.sum())

@@ -2,11 +2,11 @@
 
 Bevilacqua et al., "Autoregressive Search Engines", 2022. The paper fine-tunes BART-large; this
 recipe trains a causal model of less than a million weights from scratch. Training pairs with a
-question: question to span of its passage, question to title. Spans have ten words and are drawn
-with probability proportional to exp(2 number of their first three words that are in the question);
-no span begins with one of the most frequent words. Pairs without a question, for every passage:
-span to span, span to title, title to span. `retrieval/books` makes the questions; passages for
-evaluation give none.
+question: question to span of its passage, question to title. Spans have ten words, fewer at the end
+of a passage. They are drawn with probability proportional to exp(2 n), with n of their first three
+words in the question; no span begins with one of the most frequent words. Pairs without a question,
+for every passage: span to span, span to title, title to span. `retrieval/books` makes the
+questions; passages for evaluation give none.
 
 A small model memorises its passages unless the pairs make it copy words of the question. Therefore
 every sentence gives several questions, which keep different shares of its words. Also, there are
@@ -183,10 +183,10 @@ def frequent_words(passages: list[Passage]) -> set[str]:
 def spans(
     question: str, body: str, count: int, frequent: set[str], rng: np.random.Generator
 ) -> list[str]:
-    """Spans of ten words of a body, drawn by how many of their first words are in a question."""
+    """Spans of up to ten words, drawn by how many of their first words are in a question."""
     words = body.split()
     bare = [plain(word) for word in words]
-    starts = np.arange(max(1, len(words) - SPAN + 1))
+    starts = np.arange(max(1, len(words) - START + 1))
     asked = set(question.split()) - frequent
     shared = np.array([sum(w in asked for w in bare[s : s + START]) for s in starts], float)
     scores = SHARPNESS * shared

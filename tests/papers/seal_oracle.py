@@ -21,10 +21,13 @@ Said = dict[Gram, tuple[float, bool]]  # log P_q, and whether the n-gram is a wh
 class TableModel:
     """A generator of which the next token depends on the last one alone."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, text: str, seed: int) -> None:
         self.tokenizer, self.context = tokenizer, 200
         rng, size = np.random.default_rng(seed), tokenizer.vocab_size
-        self.table = np.log(rng.dirichlet(np.full(size, 0.3), size) + 1e-6)  # [last, next]
+        known = [*set(tokenizer.encode(text, special=False)), tokenizer.vocabulary()[TITLE_END]]
+        p = 0.1 * rng.dirichlet(np.ones(size), size)  # [last, next]; 0.9 for tokens of the text
+        p[:, known] += 0.9 * rng.dirichlet(np.full(len(known), 0.3), size)
+        self.table = np.log(p)
 
     def begin(self, prompts: Many[Many[int]]) -> tuple[None, np.ndarray]:
         return None, self.table[[prompt[-1] for prompt in prompts]]
@@ -59,6 +62,7 @@ class Oracle:
     how: Options
 
     def __post_init__(self) -> None:
+        self.covers = set[float]()  # factors that were applied
         known = self.model.tokenizer.vocabulary()
         self.ids = {name: known[name] for name in (BODY, TITLE, TITLE_END)}
         self.eos = self.model.tokenizer.eos_ids[0]
@@ -157,7 +161,9 @@ class Oracle:
 
     def cover(self, gram: Gram, held: set[int]) -> float:
         """1 - beta + beta (share of new tokens)."""
-        return 1 - self.how.beta + self.how.beta * len(set(gram) - held) / len(set(gram))
+        factor = 1 - self.how.beta + self.how.beta * len(set(gram) - held) / len(set(gram))
+        self.covers.add(factor)
+        return factor
 
     def rank(self, query: str, score: str) -> dict[int, float]:
         """Documents with scores, best first."""

@@ -23,7 +23,7 @@ from forerun.retrieval.generator import Generator
 from forerun.retrieval.measures import accuracy
 from forerun.retrieval.passages import Passage, PassageIndex, write_passages
 from forerun.retrieval.ranking import Ranked
-from forerun.retrieval.seal import SCORES, Options, Seal
+from forerun.retrieval.seal import SCORES, Generated, Options, Seal
 from forerun.training.language_model import Size
 from forerun.training.recipes import seal as recipe
 
@@ -121,41 +121,51 @@ def test_the_defaults_are_the_papers() -> None:
 SETTINGS = (
     {},
     {"max_hits": 9, "fully_score": 5},
-    {"max_count": 8, "beta": 0.3, "smoothing": 0.5},
+    {"max_count": 15, "beta": 0.3, "smoothing": 1.0},
     {"top_tokens": 12, "alpha": 1.0, "beams": 2},
     {"constrained": False, "beams": 12},
 )
+QUERY = "diver Ada carver"
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_ngrams_and_scores_equal_the_rules_in_plain_python(setting: dict[str, float]) -> None:
     """N-grams with counts, log-probabilities and weights; passages and scores of all three ways."""
-    how = Options(**{"beams": 4, "length": 4, "title_length": 3} | setting)  # type: ignore[arg-type]
+    given = {"beams": 4, "length": 4, "title_length": 3, "smoothing": 0.05} | setting
+    how = Options(**given)  # type: ignore[arg-type]
+    num_shared = num_kept = 0
     for seed in range(8):
         passages = small_passages(seed)
+        text = "".join(f" {p.title} {p.body}" for p in passages)
         tokenizer = Tokenizer(recipe.make_tokenizer(passages * 3, 330))
-        model = TableModel(tokenizer, seed)
+        model = TableModel(tokenizer, text, seed)
         oracle = Oracle(passages, model, how)
         seal = Seal(model, PassageIndex.of(passages, tokenizer, sample=4), how)  # type: ignore[arg-type]
-        query = "diver Ada carver"
-        (found,) = seal.generate([query])
-        wanted, grams = oracle.said(query), found.grams
-        texts = [grams.text(i) for i in range(len(grams.lengths))]
-        assert set(texts) == wanted.keys() and len(texts) == len(wanted)
-        assert grams.logps == pytest.approx([wanted[g][0] for g in texts])
-        assert grams.counts.tolist() == [oracle.count(g) for g in texts]
-        assert found.whole.tolist() == [wanted[g][1] for g in texts]
-        weights = oracle.weights(wanted)
-        assert grams.weights == pytest.approx([weights[g] for g in texts])
-        assert grams.weights == pytest.approx(list(weights.values()))
-        singles = oracle.singles()
-        assert found.singles == pytest.approx(
-            [singles.get(token, 0.0) for token in range(tokenizer.vocab_size)]
-        )
+        (found,) = seal.generate([QUERY])
+        check_grams(found, oracle)
         for score in SCORES:
-            ranked, best = seal.rank(found, score), oracle.rank(query, score)
+            ranked, best = seal.rank(found, score), oracle.rank(QUERY, score)
             assert ranked.documents.tolist() == list(best)
             assert ranked.scores == pytest.approx(list(best.values()))
+        num_kept += int((found.grams.weights > 0).sum())
+        num_shared += len(oracle.covers - {1.0})
+    assert num_kept > 8 * 5 and num_shared > 8
+
+
+def check_grams(found: Generated, oracle: Oracle) -> None:
+    """N-grams, counts, log-probabilities, weights, and which ones are whole."""
+    wanted, grams = oracle.said(QUERY), found.grams
+    texts = [grams.text(i) for i in range(len(grams.lengths))]
+    assert set(texts) == wanted.keys() and len(texts) == len(wanted)
+    assert grams.logps == pytest.approx([wanted[g][0] for g in texts])
+    assert grams.counts.tolist() == [oracle.count(g) for g in texts]
+    assert found.whole.tolist() == [wanted[g][1] for g in texts]
+    weights = oracle.weights(wanted)
+    assert grams.weights == pytest.approx([weights[g] for g in texts])
+    assert grams.weights == pytest.approx(list(weights.values()))
+    singles = oracle.singles()
+    expected = [singles.get(token, 0.0) for token in range(len(found.singles))]
+    assert found.singles == pytest.approx(expected)
 
 
 @pytest.mark.slow

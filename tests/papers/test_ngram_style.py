@@ -65,7 +65,8 @@ def expected_shift(
     k, weights, most = 0.001, (0.1, 0.3, 0.6), 512
     shift: dict[int, float] = defaultdict(float)
     for length, weight in enumerate(weights):
-        counts = tables.get(tuple(context[len(context) - length :])) if length <= len(context) else 0
+        known = length <= len(context)
+        counts = tables.get(tuple(context[len(context) - length :])) if known else None
         if not counts:
             continue
         total = sum(counts.values()) + k * vocab
@@ -226,7 +227,7 @@ def test_lambda_does_what_the_forms_predict(model: forerun.Model, style: NgramMo
     assert paper[-1, 0] > paper[0, 0] and paper[-1, 1] < paper[0, 1]
 
 
-def test_held_out_text_of_the_style_is_told_from_other_text(
+def test_held_out_text_of_the_style_is_likelier_than_other_text(
     model: forerun.Model, style: NgramModel, book: str, data_dir: Path
 ) -> None:
     file = data_dir / "corpora/tinyshakespeare.txt.gz"

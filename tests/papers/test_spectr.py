@@ -113,15 +113,15 @@ def one_pass(target, draft, width: int, depth: int, dice: Dice) -> tuple[int, Te
     return len(verdict.nodes), tuple(verdict.tokens(tree))
 
 
-@pytest.mark.parametrize(("width", "depth"), [(1, 2), (2, 2), (3, 2), (2, 3)])
-def test_passes_have_the_law_of_the_recursion(width: int, depth: int) -> None:
+@pytest.mark.parametrize(("vocab", "width", "depth"), [(2, 1, 2), (2, 3, 2), (3, 2, 2), (2, 2, 3)])
+def test_passes_have_the_law_of_the_recursion(vocab: int, width: int, depth: int) -> None:
     """Independent chains, the least rho, solved again for the chains that agree."""
-    target, draft = table_law(21, vocab=2), table_law(22, vocab=2)
+    target, draft = table_law(21, vocab=vocab), table_law(22, vocab=vocab)
     found, expected = Counter[Text](), Counter[Text]()
     outcomes = EnumeratedDice().outcomes(partial(one_pass, target, draft, width, depth))
     for (_, text), chance in outcomes:
         found[text] += chance
-    for chains in itertools.product(itertools.product(range(2), repeat=depth), repeat=width):
+    for chains in itertools.product(itertools.product(range(vocab), repeat=depth), repeat=width):
         drawn = [draft([0, 1, *c[:i]])[c[i]] for c in chains for i in range(depth)]
         for text, chance in passes(target, draft, list(chains)).items():
             expected[text] += float(np.prod(drawn)) * chance

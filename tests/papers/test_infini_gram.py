@@ -176,7 +176,7 @@ def test_two_weights_are_fitted_and_sparse_estimates_get_the_larger(world: World
 
 def test_generation_uses_the_mixture_that_was_fitted(world: World) -> None:
     """The constraint's law at held-out positions, of sparse and of other estimates."""
-    options = {"context": 512, "max_support": 10**6}
+    options = {"max_support": 10**6}
     by_pair = InfiniMix(world.index, (0.7, 0.2), **options)
     by_fit = InfiniMix(world.index, TwoWeights(0.7, 0.2), **options)
     sizes = []
@@ -226,7 +226,7 @@ def test_drafts_follow_the_counts_to_the_power_of_the_temperature(
     world: World, temperature: float
 ) -> None:
     """q of every node: counts behind the longest suffix of text and path; greedy takes the best."""
-    drafter = Infini(index=world.index, context=512, max_support=1 << 20, entries=4096)
+    drafter = Infini(index=world.index, max_support=1 << 20, entries=4096)
     drafter.source.vocab_size, seen = world.end + 1, 0
     for context, _ in world.new[:40]:
         seq = sequence(context, 99, SeededDice(3), Sampling(temperature=temperature))

@@ -45,6 +45,7 @@ pytestmark = pytest.mark.paper
 Options = dict[str, float]
 ONE: Options = {"threshold": 1.0, "window": 1, "hold": 0}
 PAPER: Options = {"threshold": 0.5, "window": 5, "hold": 10}  # the sheet's window and hold
+KEPT: Options = {"threshold": 0.7, "window": 5, "hold": 2}  # values from before a switch count
 CLEARED: Options = {"threshold": 0.7, "window": 3, "hold": 2, "clears": True}
 
 
@@ -144,7 +145,7 @@ def exact_pair():
     return forerun.load(target="entropy_switch:small=draft,threshold=1", dtype="fp32", max_seqs=4)
 
 
-@pytest.mark.parametrize("options", [ONE, PAPER, CLEARED])
+@pytest.mark.parametrize("options", [ONE, PAPER, KEPT, CLEARED])
 def test_turns_and_costs_are_those_of_the_method(exact_pair, options: Options) -> None:
     """Every token is its giver's argmax after a prefill by that model alone; counts are exact."""
     pair, (small, large) = exact_pair, exact_pair.target.models
@@ -195,18 +196,21 @@ def test_the_control_switches_at_the_given_rates_whatever_the_entropy(pair) -> N
     np.testing.assert_allclose(switched / asked, [[0.2, 0.2], [0.6, 0.6]], atol=0.06)
 
 
-def test_a_score_counts_what_could_and_did_switch(pair) -> None:
+@pytest.mark.parametrize("options", [ONE, KEPT])
+def test_a_score_counts_what_could_and_did_switch(pair, options: Options) -> None:
+    """Tokens within the hold could not."""
     small, large = pair.target.models
-    switch = EntropySwitch(large, small=small, **ONE)
+    switch = EntropySwitch(large, small=small, **options)
     task = ReasoningTask("heldout", (1, 2), seed=643_000)
     examples, found = [task.example(i) for i in range(4)], SwitchCounts()
     own = score(switch, pair.tokenizer, task, examples, max_new_tokens=60)
-    logged = EntropySwitch(large, small=small, **ONE)
+    logged = EntropySwitch(large, small=small, **options)
     plain = logged.after
 
     def after(mode: Mode, bits: float) -> Mode:
         new = plain(mode, bits)
-        found.possible[mode.active] += 1
+        done = options["hold"] if mode.held is None else mode.held + (mode.active == LARGE)
+        found.possible[mode.active] += done >= options["hold"]
         found.switched[mode.active] += new.active != mode.active
         return new
 

@@ -9,6 +9,7 @@ import io
 import logging
 import pickle
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,32 @@ def hook_layer(model: Any) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: -3 * out)
 
 
-CHANGES = [sgd_step, write_data, load_state, swap_data, swap_layer, hook_layer]
+def replace_forward(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    old = mlp.forward
+    mlp.forward = lambda x: -3 * old(x)
+
+
+def replace_class(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    kind = type(mlp)
+    mlp.__class__ = type("Own", (kind,), {"forward": lambda self, x: -3 * kind.forward(self, x)})
+
+
+def write_table(model: Any) -> None:
+    """A buffer that is not in the state dict."""
+    model.model.rotary_emb.inv_freq.data.mul_(-9)
+
+
+def replace_table(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq * -9
+
+
+CHANGES = [
+    *(sgd_step, write_data, load_state, swap_data, swap_layer, hook_layer),
+    *(replace_forward, replace_class, write_table, replace_table),
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -171,10 +197,78 @@ def test_a_loaded_module_follows_its_weights(fresh: Any, change: Any) -> None:
     """Prompts of a length whose cells are shared with later ones."""
     target = HFTarget(fresh)
     ids = torch.randint(3, VOCAB, (1, 80), generator=torch.Generator().manual_seed(1))
-    text = greedy_with(target, ids[0].tolist())
+    greedy_with(target, ids[0].tolist())
     change(fresh)
-    want = fresh.generate(ids, max_new_tokens=8, do_sample=False)[0, 80:].tolist()
-    assert greedy_with(target, ids[0].tolist()) == want != text
+    check_no_old_cells(fresh, target, ids)
+
+
+def check_no_old_cells(model: Any, target: HFTarget, ids: torch.Tensor) -> None:
+    """The next text is the model's, and all its rows are computed."""
+    before, num = target.num_rows, ids.shape[1]
+    want = model.generate(ids, max_new_tokens=8, do_sample=False)[0, num:].tolist()
+    assert greedy_with(target, ids[0].tolist()) == want
+    assert target.num_rows - before == num + 7
+
+
+def steer(model: Any) -> Callable[[], Any]:
+    """A tensor that is a plain attribute, read by a hook."""
+    mlp = model.model.layers[0].mlp
+    mlp.steer = torch.zeros(32)
+    mlp.register_forward_hook(lambda module, args, out: out + module.steer)
+    return lambda: mlp.steer.normal_().mul_(20)
+
+
+def hook_state(model: Any) -> Callable[[], Any]:
+    """A tensor in a dict that a hook holds."""
+    state = {"v": torch.zeros(32)}
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out + state["v"])
+    return lambda: state.update(v=torch.randn(32) * 20)
+
+
+def lora(model: Any) -> Callable[[], Any]:
+    """A low-rank update by hand: a function that holds two tensors."""
+    linear = model.model.layers[0].mlp.down_proj
+    old, a, b = linear.forward, torch.randn(4, 48), torch.zeros(32, 4)
+    linear.forward = lambda x: old(x) + x @ a.T @ b.T
+    return lambda: b.normal_().mul_(5)
+
+
+def class_forward(model: Any) -> Callable[[], Any]:
+    """The method of the class is replaced."""
+    mlp = model.model.layers[0].mlp
+    kind = type(mlp)
+    mlp.__class__ = own = type("Own", (kind,), {})
+    return lambda: setattr(own, "forward", lambda self, x: -3 * kind.forward(self, x))
+
+
+@pytest.mark.parametrize("prepare", [steer, hook_state, lora, class_forward])
+def test_a_loaded_module_follows_what_its_code_holds(fresh: Any, prepare: Any) -> None:
+    torch.manual_seed(5)
+    change, ids = prepare(fresh), torch.randint(3, VOCAB, (1, 80))
+    target = HFTarget(fresh)
+    greedy_with(target, ids[0].tolist())
+    change()
+    check_no_old_cells(fresh, target, ids)
+
+
+hidden_scale = [1.0]  # a global, which is not watched
+
+
+@pytest.mark.parametrize("is_twin", [False, True])
+def test_an_update_of_no_weights_drops_what_was_computed(fresh: Any, is_twin: bool) -> None:
+    mlp, ids = fresh.model.layers[0].mlp, torch.randint(3, VOCAB, (1, 80))
+    mlp.register_forward_hook(lambda module, args, out: hidden_scale[0] * out)
+    target = HFTarget(fresh)
+    other = target.twin() if is_twin else target
+    greedy_with(other, ids[0].tolist())
+    version = other.weights_version
+    hidden_scale[0] = -3.0
+    try:
+        target.update_weights({})
+        check_no_old_cells(fresh, other, ids)
+        assert other.weights_version > version, "models drop what drafters learned"
+    finally:
+        hidden_scale[0] = 1.0
 
 
 def greedy_with(target: HFTarget, prompt: list[int], num: int = 8) -> list[int]:

@@ -28,6 +28,7 @@ from transformers import (
     MptConfig,
     Phi3Config,
     Qwen2Config,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     set_seed,
@@ -109,7 +110,8 @@ def fresh(llama: Any) -> Any:
 def both(model: Any, ids: torch.Tensor = PROMPT, **options: Any) -> tuple[Any, Any]:
     """The output of plain generate, and ours with drafts."""
     options = {"max_new_tokens": 24, "do_sample": False, **options}
-    return model.generate(ids, **copy.copy(options)), ours(model, ids, **options)
+    plain = {name: value for name, value in options.items() if name != "rowwise"}
+    return model.generate(ids, **plain), ours(model, ids, **options)
 
 
 def ours(model: Any, ids: torch.Tensor = PROMPT, **options: Any) -> Any:
@@ -574,9 +576,64 @@ def test_classifier_free_guidance(fresh: Any) -> None:
         ours(fresh, PROMPT.repeat(2, 1), guidance_scale=1.7)
 
 
-def test_state_over_a_batch_is_refused_by_name(fresh: Any) -> None:
-    with pytest.raises(ConfigError, match="Counting .*batch size 3"):
-        ours(fresh, PROMPT.repeat(3, 1), logits_processor=LogitsProcessorList([Counting()]))
+class Slotted(LogitsProcessor):
+    """State that `vars` does not show."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return scores
+
+
+class Late(LogitsProcessor):
+    """State that the first call does not change; a subclass of one without state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.count += input_ids.shape[1] > PROMPT.shape[1]
+        return scores
+
+
+class OwnPenalty(RepetitionPenaltyLogitsProcessor):
+    """A subclass of one without state."""
+
+
+def closure(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    calls.append(1)
+    return scores
+
+
+calls: list[int] = []
+KINDS = [Counting(), Slotted(), Late(), OwnPenalty(1.2), closure, lambda ids, scores: scores]
+
+
+@pytest.mark.parametrize("processor", KINDS, ids=lambda p: type(p).__name__)
+def test_processors_of_unknown_code_are_refused_in_a_batch(fresh: Any, processor: Any) -> None:
+    name = getattr(processor, "__name__", type(processor).__name__)
+    for options in ({}, {"num_return_sequences": 3, "do_sample": True}):
+        ids = PROMPT if options else PROMPT.repeat(3, 1)
+        with pytest.raises(ConfigError, match=f"processor {name} .*batch size 3.*rowwise=True"):
+            ours(fresh, ids, logits_processor=LogitsProcessorList([processor]), **options)
+    assert not calls, "refused before the first call"
+
+
+def test_a_prefix_function_needs_a_batch_of_one_or_a_declaration(fresh: Any) -> None:
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        return [(3 * int(ids[-1]) + row) % VOCAB, 4]
+
+    ids = torch.tensor([[5, 6, 7, 5], [9, 3, 9, 3]])
+    assert same(fresh, prefix_allowed_tokens_fn=allowed)
+    with pytest.raises(ConfigError, match="prefix_allowed_tokens_fn cannot be used with batch"):
+        ours(fresh, ids, prefix_allowed_tokens_fn=allowed)
+    assert same(fresh, ids, prefix_allowed_tokens_fn=allowed, rowwise=True)
+    with pytest.raises(ConfigError, match="Guidance"):  # it does keep state
+        ours(fresh, ids, guidance_scale=1.7, rowwise=True)
 
 
 class RowBias(LogitsProcessor):
@@ -591,7 +648,7 @@ class RowBias(LogitsProcessor):
 
 def test_a_processor_without_state_serves_a_batch(fresh: Any) -> None:
     ids = torch.tensor([[5, 6, 7, 5], [9, 3, 9, 3], [4, 4, 4, 4]])
-    assert same(fresh, ids, logits_processor=LogitsProcessorList([RowBias()]))
+    assert same(fresh, ids, logits_processor=LogitsProcessorList([RowBias()]), rowwise=True)
 
 
 # 5. stopping criteria
@@ -614,8 +671,36 @@ def test_a_processor_without_state_serves_a_batch(fresh: Any) -> None:
 @pytest.mark.parametrize("eos", [None, 30])
 def test_the_users_criteria_win(fresh: Any, criteria: list[Any], rows: int, eos: Any) -> None:
     ids = torch.tensor([[5, 6, 7, 5], [9, 3, 9, 3], [4, 4, 4, 4]])[:rows]
-    options = {"stopping_criteria": StoppingCriteriaList(criteria), "eos_token_id": eos}
+    options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList(criteria)}
+    options |= {"eos_token_id": eos, "rowwise": any(isinstance(c, EndsWith) for c in criteria)}
     assert same(fresh, ids, **options, max_new_tokens=30)
+
+
+class Calls(StoppingCriteria):
+    """Ends all rows at its fifth call."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.count += 1
+        return torch.full((len(input_ids),), self.count >= 5)
+
+
+class OwnEnd(EosTokenCriteria):
+    """A subclass of one without state."""
+
+
+def test_a_criterion_with_state_needs_a_batch_of_one(fresh: Any) -> None:
+    def options() -> dict[str, Any]:
+        return {"stopping_criteria": StoppingCriteriaList([Calls()])}
+
+    want = fresh.generate(PROMPT, max_new_tokens=24, do_sample=False, **options())
+    assert torch.equal(ours(fresh, **options()), want) and want.shape[1] == PROMPT.shape[1] + 5
+    for criterion in (Calls(), OwnEnd(5), lambda ids, scores: torch.zeros(len(ids)).bool()):
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        with pytest.raises(ConfigError, match=f"criterion {name} .*batch size 3.*rowwise=True"):
+            ours(fresh, PROMPT.repeat(3, 1), stopping_criteria=StoppingCriteriaList([criterion]))
 
 
 def test_a_criterion_gets_the_scores_that_were_asked_for(fresh: Any) -> None:
@@ -779,6 +864,7 @@ def test_equal_scores_at_a_border_count_as_in_generate(fresh: Any, options: dict
         max_new_tokens=1,
         do_sample=True,
         num_return_sequences=400,
+        rowwise=True,
         **options,
         logits_processor=LogitsProcessorList([Levels()]),
     )

@@ -19,12 +19,15 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DynamicCache,
+    FalconMambaConfig,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    Mamba2Config,
+    MambaConfig,
     MptConfig,
     Phi3Config,
     Qwen2Config,
@@ -49,6 +52,7 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.integrations.hf import generate
+from forerun.integrations.hf_candidates import candidates
 from forerun.models.hf import HFTarget
 
 VOCAB = 48
@@ -446,6 +450,47 @@ def test_token_types_of_gpt2_are_refused() -> None:
 def test_an_assistant_model_is_refused(fresh: Any) -> None:
     with pytest.raises(ConfigError, match="assistant_model"):
         ours(fresh, assistant_model=copy.deepcopy(fresh))
+
+
+@pytest.mark.parametrize("shape", [(1, 12), (1, 5), (2, 9)])
+def test_a_mask_of_another_shape_is_named(fresh: Any, shape: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=r"attention_mask must have the shape of input_ids, \[1"):
+        ours(fresh, attention_mask=torch.ones(shape))
+
+
+@pytest.mark.parametrize("role", ["drafter", "verifier", "controller"])
+@pytest.mark.parametrize("value", [None, 3, [], {}, int])
+def test_what_is_no_method_is_refused_in_a_line(fresh: Any, role: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{role} must be a name, such as '.*', got"):
+        fresh.generate(PROMPT, max_new_tokens=2, custom_generate=generate, **{role: value})
+    if role == "drafter":
+        with pytest.raises(ConfigError, match="drafter must be a name"), candidates(fresh, value):
+            pass
+
+
+KINDS_WITH_STATE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mamba": (MambaConfig, {}),
+    "falcon_mamba": (FalconMambaConfig, {}),
+    "mamba2": (Mamba2Config, {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_WITH_STATE)
+def test_models_without_attention_are_served(kind: str) -> None:
+    config, own = KINDS_WITH_STATE[kind]
+    torch.manual_seed(7)
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")
+    sizes = {name: SIZES[name] for name in names} | {"bos_token_id": 1, "eos_token_id": None}
+    model = AutoModelForCausalLM.from_config(config(**sizes, **own)).eval()
+    for parameter in model.parameters():
+        parameter.data *= 4 if parameter.dim() > 1 else 1
+    assert same(model)
+    ids = torch.tensor([[0, 0, 5, 6, 7, 5, 6], [4, 9, 3, 9, 3, 7, 7]])
+    assert same(model, ids, attention_mask=(ids > 0).long())
+    name = "cache" if IS_RENAMED else "cache_params"
+    cache = model(input_ids=PROMPT, use_cache=True)[name]
+    with pytest.raises(ConfigError, match=f"{name}=DynamicCache with a state"):
+        ours(model, **{name: cache})
 
 
 def test_usual_positions_and_masks_are_served(fresh: Any) -> None:

@@ -98,7 +98,7 @@ def generate(
         engine = Engine(
             target,
             SafeDrafter(drafter_of(model, drafter)),
-            registry.make("verifier", verifier) if isinstance(verifier, str) else verifier,
+            verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier),
             registry.make("controller", controller),
             stops=criteria,
             shapers=(processors,) if processors.applies else (),

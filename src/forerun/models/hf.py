@@ -44,6 +44,7 @@ from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRo
 from forerun.runner.slots import MIN_REUSE_TOKENS, Slot
 
 log = logging.getLogger("forerun")
+CACHES = ("cache", "cache_params", "past_key_values")  # by release and kind of model
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 WATCHES = {
@@ -95,7 +96,7 @@ class HFTarget(Runner):
         self.vocab_size = text.vocab_size
         parameters = inspect.signature(model.forward).parameters
         self._can_trim = "logits_to_keep" in parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = next((n for n in CACHES if n in parameters), CACHES[-1])
         self._rope: LengthRope | None = length_rope(model, text)
         self._has_warned = False
         self._counters, self._updates = counters(model), 0

@@ -61,7 +61,7 @@ def weight_map(folder: Path) -> dict[str, str]:
 
 
 def warn_of_two(folder: Path) -> None:
-    """Warns of a folder with both forms of a checkpoint, whose weights may differ."""
+    """Warns of a folder with both forms of a checkpoint; their weights may differ."""
     if (folder / SINGLE).exists() and (folder / INDEX).exists():
         log.warning(
             "%s has both %s and %s; using the first, as transformers does; remove the other",

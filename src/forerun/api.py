@@ -17,12 +17,13 @@ from forerun.constraints._penalties import Adjust
 from forerun.core.mixins import is_kept
 from forerun.core.records import Step
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
-from forerun.core.sampling import Sampling
+from forerun.core.sampling import Sampling, check_samples
 from forerun.engine.engine import Engine, check_pair
 from forerun.engine.generation import Event, Run, Sample, record_logprobs
 from forerun.engine.requests import (
     Prompts,
     Samplings,
+    as_many,
     as_prompts,
     check_batch,
     check_numbers,
@@ -90,6 +91,7 @@ class Model:
         An exception has the finished samples in its attribute `samples`.
         """
         run = self.run(prompts, sampling, **options)
+        check_samples(run.samplings, "iterate over model.run(...), which keeps no samples")
         samples: list[Sample] = []
         try:
             for sample in run:
@@ -175,9 +177,8 @@ class Model:
             listeners.insert(0, record_logprobs)
         self._drop_stale_drafters()
         chosen = self.drafter(drafter)
-        single = isinstance(constraint, str | Shaper)
-        named = [constraint] if single else constraint  # type: ignore[list-item]
-        shapers = [*shapers, *map(self.constraint, named)]  # type: ignore[arg-type]
+        named = as_many("constraint", constraint, str | Shaper)
+        shapers = [*as_many("shapers", shapers, Shaper), *map(self.constraint, named)]
         engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
         run = Run(
             self,
@@ -373,6 +374,8 @@ def load(
     """
     from forerun.models.load import load_target
 
+    if target is not None:
+        registry.check_spec("target", target)
     path = located(model) if isinstance(model, str) else model
     options = {"dtype": dtype, "device": device, "weights": weights, "graphs": graphs}
     with trusting(trust_remote_code):

@@ -105,6 +105,15 @@ class Sampling:
         )
 
 
+def check_samples(samplings: Iterable[Sampling], fix: str) -> None:
+    """Raises ConfigError for more samples of a prompt than are kept in memory."""
+    for sampling in samplings:
+        if sampling.n > MAX_SAMPLES:
+            raise ConfigError(
+                f"n must be at most {MAX_SAMPLES} samples per prompt, got {sampling.n}; {fix}"
+            )
+
+
 def _within(value: Any, low: float, high: float = math.inf) -> bool:
     """Whether `value` is a number in [low, high]; booleans are not numbers."""
     return not isinstance(value, bool | np.bool_) and bool(low <= value <= high)

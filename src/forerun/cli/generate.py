@@ -262,6 +262,8 @@ def _run_local(
             shapers = constraints.shapers(loaded, given)
         chat = given["chat"]
         _hint_chat(loaded, jobs, chat, is_json)
+        if not is_json:
+            options.hint_small(loaded, drafter)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         options.warm_up(loaded, **parts)
         how = {"is_quiet": is_json, "stats": output.stats}

@@ -32,7 +32,7 @@ def rendered(inner: Any, messages: Messages, **options: Any) -> str:
 
     options: of `apply_chat_template`. Raises TemplateError.
     """
-    _import()
+    _import(inner, messages, options)
     max_seconds, work = MAX_SECONDS, _Rendering(inner, messages, options)
     try:
         is_done = work.finished.wait(max_seconds)
@@ -81,10 +81,16 @@ def check_source(source: str) -> None:
     check_template(inner, shows="hello", add_generation_prompt=True)
 
 
-def _import() -> None:
+def _import(inner: Any, messages: Messages, options: dict[str, Any]) -> None:
     """Imports what a rendering needs, so that its time limit does not include that."""
     import jinja2.ext  # noqa: F401
-    import transformers.utils.chat_template_utils  # noqa: F401
+
+    can_render = getattr(inner, "can_render", None)  # of a light tokenizer
+    if can_render is None or not can_render(messages, **options):
+        import transformers.utils.chat_template_utils  # noqa: F401
+
+        if can_render is not None:
+            inner.full()
 
 
 def _message(error: BaseException) -> str:

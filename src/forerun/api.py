@@ -20,12 +20,13 @@ from forerun.constraints.base import Constraint
 from forerun.core.mixins import is_kept
 from forerun.core.records import Step
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
-from forerun.core.sampling import Sampling
+from forerun.core.sampling import Sampling, check_samples
 from forerun.engine.engine import Engine, check_pair
 from forerun.engine.generation import Event, Run, Sample, record_logprobs
 from forerun.engine.requests import (
     Prompts,
     Samplings,
+    as_many,
     as_prompts,
     check_batch,
     check_numbers,
@@ -96,6 +97,7 @@ class Model:
         An exception has the finished samples in its attribute `samples`.
         """
         run = self.run(prompts, sampling, **options)
+        check_samples(run.samplings, "iterate over model.run(...), which keeps no samples")
         samples: list[Sample] = []
         try:
             for sample in run:
@@ -173,8 +175,8 @@ class Model:
         check_tenant(tenant)
         texts = as_prompts(prompts)
         self._check_form(texts)
-        named = [constraint] if isinstance(constraint, str | Shaper) else constraint
-        asked = [*shapers, *map(self.constraint, named)]
+        named = as_many("constraint", constraint, str | Shaper)
+        asked = [*as_many("shapers", shapers, Shaper), *map(self.constraint, named)]
         given = self._constrained(sampling_per_prompt(sampling, len(texts), overrides), asked)
         check_numbers(numbers, len(texts))
         recorder = Recorder()
@@ -409,6 +411,8 @@ def load(
     """
     from forerun.models.load import load_target
 
+    if target is not None:
+        registry.check_spec("target", target)
     path = located(model) if isinstance(model, str) else model
     options = {"dtype": dtype, "device": device, "weights": weights, "graphs": graphs}
     with trusting(trust_remote_code):

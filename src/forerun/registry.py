@@ -228,6 +228,7 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
 
     Raises UnknownName for a name or an option, ConfigError for a value of the wrong type.
     """
+    check_spec(kind, spec)
     name, texts = parse(spec)
     cls = get(kind, name)
     known = text_options(cls)
@@ -236,6 +237,17 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
         return cls, {key: typed_value(text, known[key]) for key, text in texts.items()}
     except ValueError as error:
         raise ConfigError(f"{kind} {name!r}: {error}; see `forerun methods {name}`") from None
+
+
+def check_spec(kind: str, spec: Any) -> None:
+    """Raises ConfigError unless a method is named by a text."""
+    if not isinstance(spec, str):
+        example = {"drafter": DEFAULT_DRAFTER, "verifier": DEFAULT_VERIFIER}.get(kind)
+        example = DEFAULT_CONTROLLER if kind == "controller" else example
+        hint = f", such as {example!r}" if example else ""
+        raise ConfigError(
+            f"{kind} must be a name{hint}, got {spec!r:.60}; `forerun methods` lists all names"
+        )
 
 
 # options of earlier releases, and why they were removed

@@ -170,6 +170,11 @@ RUNS = (
         (r"don_quixote:", r"plain +0.00", r"floored +1.00", r"paper +1.00"),
     ),
     Run(
+        "start",
+        "--models reasoner --warm 1",
+        (r"\| reasoner \| cold \|", r"\| reasoner \| warm \|", r"read reasoner:"),
+    ),
+    Run(
         "suffix",
         "--tokens 5000 --rounds 5",
         (r"own and shared memory, up to +5000", r"draft, at most 64", r"observe a step"),

@@ -35,6 +35,19 @@ def test_text_has_samples_on_stdout_and_statistics_on_stderr(generate: Call) -> 
     assert "tau" in err and "target pass" in err and "2 samples" in err
 
 
+def test_a_model_too_small_to_gain_names_the_command_that_shows_a_gain(
+    generate: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "is too small for drafts to gain"
+    lines = generate(*CAT, "--seed", 1)[2].splitlines()
+    (line,) = [line for line in lines if said in line]
+    assert line.endswith("to see a gain, run: forerun demo")
+    for words in (("--drafter", "none"), ("--json",)):
+        assert said not in generate(*CAT, "--seed", 1, *words)[2]
+    monkeypatch.setattr(options, "SMALL_BYTES", 1)
+    assert said not in generate(*CAT, "--seed", 1)[2]
+
+
 def test_printed_call_makes_the_same_samples_again(generate: Call, call: Call) -> None:
     _, out, err = generate(*CAT, "-n", 2, "--temperature", 0.7, "--stop", "it's")
     line = err.splitlines()[0]

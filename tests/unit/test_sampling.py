@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from forerun.core import sampling as module
+from forerun.core import truncation
 from forerun.core.sampling import Sampling, from_json, log_softmax, softmax, to_probs
 from forerun.errors import ConfigError
 
@@ -94,22 +94,35 @@ def test_greedy_takes_the_lowest_id_of_the_best(logits):
 @given(st.integers(0, 2**32), st.floats(0.05, 0.95))
 def test_fast_path_of_top_p_orders_as_the_full_sort_does(seed, p):
     probs = softmax(np.random.default_rng(seed).normal(size=3000) * 4)
-    fast, full = module._descending(probs, p), np.argsort(-probs, kind="stable")
+    fast, full = truncation._descending(probs, p), np.argsort(-probs, kind="stable")
     assert np.array_equal(fast, full[: len(fast)])
     assert probs[fast].sum() >= p
 
 
 def test_fast_path_of_top_p_is_taken_where_it_may_be():
     probs = softmax(np.random.default_rng(0).normal(size=3000) * 4)
-    assert len(module._descending(probs, 0.5)) == 512
-    assert len(module._descending(np.full(3000, 1 / 3000), 0.5)) == 3000
+    assert len(truncation._descending(probs, 0.5)) < 1000
+    assert len(truncation._descending(np.full(3000, 1 / 3000), 0.5)) == 3000
 
 
 def test_fast_path_of_top_p_grows_before_it_gives_up():
     """A flat law of a large vocabulary: some thousand tokens, not a sort of all."""
     probs = softmax(np.random.default_rng(0).normal(size=100_000).astype(np.float32) * 2.5)
-    fast, full = module._descending(probs, 0.6), np.argsort(-probs, kind="stable")
-    assert len(fast) == 4096 and np.array_equal(fast, full[:4096])
+    fast, full = truncation._descending(probs, 0.6), np.argsort(-probs, kind="stable")
+    assert len(fast) < 50_000 and np.array_equal(fast, full[: len(fast)])
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.floats(0.5, 9), st.integers(1, 3000), st.floats(0.05, 0.99))
+def test_truncation_of_large_vocabularies_equals_the_sort_of_all(seed, spread, k, p):
+    probs = softmax(np.random.default_rng(seed).normal(size=20_000) * spread)
+    order = np.argsort(-probs, kind="stable")
+    assert truncation.truncated(probs, k, 1.0, 0.0).tolist() == sorted(order[:k])
+    size = int(np.searchsorted(np.cumsum(probs[order]), p - 1e-9)) + 1
+    assert truncation.truncated(probs, 0, p, 0.0).tolist() == sorted(order[:size])
+    both = truncation.truncated(probs, k, p, 0.0)
+    left = np.cumsum(probs[order[:k]]) / probs[order[:k]].sum()
+    assert both.tolist() == sorted(order[: int(np.searchsorted(left, p - 1e-9)) + 1])
 
 
 def test_ties_at_the_border_of_the_fast_path_keep_the_lowest_ids():

@@ -272,6 +272,7 @@ def command(
     if out.is_terminal:
         _remember_lines()
         notice("/help lists commands, /quit leaves; colour marks accepted drafts")
+        options.hint_small(loaded, drafter)
     Terminal(chat, out).run()
 
 

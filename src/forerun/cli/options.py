@@ -188,6 +188,7 @@ OnError = Annotated[str, typer.Option("--on-error", help="For unreadable records
 
 EARLY_INTERRUPT = "interrupted before anything was begun"
 PARTS = {"DrafterName": "drafter", "GrowerName": "grower"}  # annotation -> kind
+SMALL_BYTES = 16 << 20  # of weights: they stay in the processor's cache, and passes cost little
 SLOW_SECONDS = 1.0  # until a notice is printed on a terminal
 
 
@@ -319,6 +320,18 @@ def load(
 
     jit_cache.watch(notice)
     return loaded
+
+
+def hint_small(model: Any, drafter: str) -> None:
+    """Says that drafts gain nothing on a very small model, and what shows a gain."""
+    from forerun.cli.output import notice
+
+    weights = model.target.memory_report().get("weights", SMALL_BYTES)
+    if registry.parse(drafter)[0] != "none" and weights < SMALL_BYTES:
+        notice(
+            f"{Path(model.name).name or 'this model'} is too small for drafts to gain "
+            f"({weights / 1e6:.0f} MB of weights); to see a gain, run: forerun demo"
+        )
 
 
 @contextmanager

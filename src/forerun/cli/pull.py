@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
+from forerun.cli._compile_ahead import compiling_meanwhile, finish
 from forerun.cli.output import notice
+from forerun.errors import ForerunError
 from forerun.models import pull as pulling
 from forerun.models.pull import Progress
+from forerun.models.tokenizer import Tokenizer
 
 SHOWN_EVERY = 0.5  # seconds between updates of the line
 DOING = {pulling.FETCH: "fetching", pulling.CONVERT: "converting"}
@@ -34,7 +38,8 @@ def command(name: Name, remove: Remove = False) -> None:
         )
     line = Line(download.name)
     try:
-        folder = pulling.pull(name, report=line.show)
+        with compiling_meanwhile() as compiler:
+            folder = pulling.pull(name, report=line.show)
     except KeyboardInterrupt:
         line.end()
         kept, many = pulling.num_parts_here(name), len(download.parts)
@@ -44,6 +49,9 @@ def command(name: Name, remove: Remove = False) -> None:
         line.end()
         raise
     line.end()
+    with suppress(ForerunError):  # reported by the command that uses the model
+        Tokenizer.load(folder)  # its record makes later starts faster
+    finish(compiler)
     print(folder)
     has_chat = (folder / "chat_template.jinja").is_file()
     use = (

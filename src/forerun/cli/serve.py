@@ -211,8 +211,11 @@ def _settings(given: dict[str, Any]) -> Settings:
             constraints=constraints,
             request_timeout=given["timeout"],
             operators=tuple(given["operator"]),
-            allowed_hosts=(*_split(given["allowed_hosts"]), *_host_name(given["host"])),
-            allowed_origins=_split(given["allowed_origins"]),
+            allowed_hosts=(
+                *_split(given, "allowed_hosts"),
+                *_host_name(given["host"]),
+            ),
+            allowed_origins=_split(given, "allowed_origins"),
             head_timeout=given["header_timeout"],
             **{field: given[field] for field in SETTINGS},
         )
@@ -376,9 +379,15 @@ def _keys(path: Path | None) -> Keys:
     return keys
 
 
-def _split(given: list[str]) -> tuple[str, ...]:
-    """Values of an option that may be repeated or separated by commas."""
-    return tuple(part.strip() for one in given for part in one.split(",") if part.strip())
+def _split(given: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Values of an option that may be repeated or separated by commas. Raises ConfigError."""
+    found: list[str] = []
+    for one in given[name]:
+        parts = [part.strip() for part in one.split(",") if part.strip()]
+        if not parts:
+            raise ConfigError(f"{name} is empty: got {one!r}; give a value or leave it out")
+        found += parts
+    return tuple(found)
 
 
 def _host_name(host: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.core.truncation import truncated
 from forerun.errors import ConfigError, LawError
 
 ID = re.compile("0|[1-9][0-9]{0,10}")  # a token id as a JSON key
@@ -107,6 +108,15 @@ class Sampling:
             or self.presence_penalty
             or self.frequency_penalty
         )
+
+
+def check_samples(samplings: Iterable[Sampling], fix: str) -> None:
+    """Raises ConfigError for more samples of a prompt than are kept in memory."""
+    for sampling in samplings:
+        if sampling.n > MAX_SAMPLES:
+            raise ConfigError(
+                f"n must be at most {MAX_SAMPLES} samples per prompt, got {sampling.n}; {fix}"
+            )
 
 
 def _within(value: Any, low: float, high: float = math.inf) -> bool:
@@ -224,13 +234,11 @@ def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     probs = softmax(logits, sampling.temperature, logits[best])
     if not sampling.truncates:
         return probs
-    if 0 < sampling.top_k < len(probs):
-        probs = _top_k(probs, sampling.top_k)
-    if sampling.top_p < 1.0:
-        probs = _top_p(probs, sampling.top_p)
-    if sampling.min_p > 0.0:
-        probs = np.where(probs >= sampling.min_p * probs.max(), probs, 0)
-    return probs / probs.sum()
+    ids = truncated(probs, sampling.top_k, sampling.top_p, sampling.min_p)
+    kept, total = probs[ids], np.add.reduce(probs[ids])
+    probs = np.zeros_like(probs)
+    probs[ids] = kept / total
+    return probs
 
 
 def argmax(logits: np.ndarray) -> int:
@@ -272,38 +280,3 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Log-probabilities of logits [V] at temperature 1, float64."""
     shifted = logits.astype(np.float64) - logits.max()
     return shifted - np.log(np.exp(shifted).sum())
-
-
-def _top_k(probs: np.ndarray, k: int) -> np.ndarray:
-    """Keeps the k largest; among ties the lowest ids."""
-    border = np.partition(probs, -k)[-k]
-    kept = probs > border
-    ties = np.flatnonzero(probs == border)
-    kept[ties[: k - int(kept.sum())]] = True
-    return _renormalised(probs, kept)
-
-
-def _top_p(probs: np.ndarray, p: float) -> np.ndarray:
-    """Keeps the smallest set of largest probabilities with a sum of at least p."""
-    order = _descending(probs, p)
-    sums = np.cumsum(probs[order], dtype=np.float64)
-    size = min(int(np.searchsorted(sums, p - 1e-9)) + 1, len(order))
-    kept = np.zeros(len(probs), dtype=bool)
-    kept[order[:size]] = True
-    return _renormalised(probs, kept)
-
-
-def _descending(probs: np.ndarray, p: float, head: int = 512) -> np.ndarray:
-    """Ids by descending probability, at least as many as needed to reach mass p."""
-    while len(probs) > 4 * head:
-        border = np.partition(probs, -head)[-head]
-        top = np.flatnonzero(probs >= border)
-        if border > 0 and probs[top].sum(dtype=np.float64) > p:
-            return top[np.lexsort((top, -probs[top]))]
-        head *= 8
-    return np.argsort(-probs, kind="stable")
-
-
-def _renormalised(probs: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    probs = np.where(kept, probs, 0)
-    return probs / probs.sum()

@@ -86,7 +86,7 @@ class Run:
     ) -> None:
         self.model, self.engine = model, engine
         self.recorder = recorder
-        self.prompts, self.tenant = prompts, tenant
+        self.prompts, self.samplings, self.tenant = prompts, samplings, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # makes the groups of this run unique
         self._is_done = self._is_closed = False  # all samples are out; closed before that

@@ -32,7 +32,7 @@ def rendered(inner: Any, messages: Messages, **options: Any) -> str:
 
     options: of `apply_chat_template`. Raises TemplateError.
     """
-    _import()
+    _import(inner, messages, options)
     max_seconds, work = MAX_SECONDS, _Rendering(inner, messages, options)
     try:
         is_done = work.finished.wait(max_seconds)
@@ -48,20 +48,29 @@ def rendered(inner: Any, messages: Messages, **options: Any) -> str:
     raise TemplateError(_message(work.error)) from work.error
 
 
-def check_template(inner: Any, trials: tuple[Messages, ...] = TRIALS, **options: Any) -> None:
-    """Raises TemplateError for a template that accepts none of the `trials`."""
+def check_template(
+    inner: Any, trials: tuple[Messages, ...] = TRIALS, *, shows: str = "", **options: Any
+) -> None:
+    """Raises TemplateError for a template that accepts none of the `trials`.
+
+    shows: text in lower case that a rendering must hold.
+    """
     errors = []
     for messages in trials:
         try:
-            rendered(inner, messages, **options)
-            return
+            if shows in rendered(inner, messages, **options).casefold():
+                return
+            raise TemplateError(
+                "the chat template leaves out the text of user messages; write "
+                "{{ message['content'] }} where it belongs"
+            )
         except TemplateError as error:
             errors.append(error)
     raise errors[0]
 
 
 def check_source(source: str) -> None:
-    """Raises TemplateError for the text of a template that accepts none of the trials."""
+    """Raises TemplateError for a template that accepts none of the trials, or leaves them out."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -69,13 +78,19 @@ def check_source(source: str) -> None:
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     inner = PreTrainedTokenizerFast(tokenizer_object=empty, **names)
     inner.chat_template = source
-    check_template(inner, add_generation_prompt=True)
+    check_template(inner, shows="hello", add_generation_prompt=True)
 
 
-def _import() -> None:
+def _import(inner: Any, messages: Messages, options: dict[str, Any]) -> None:
     """Imports what a rendering needs, so that its time limit does not include that."""
     import jinja2.ext  # noqa: F401
-    import transformers.utils.chat_template_utils  # noqa: F401
+
+    can_render = getattr(inner, "can_render", None)  # of a light tokenizer
+    if can_render is None or not can_render(messages, **options):
+        import transformers.utils.chat_template_utils  # noqa: F401
+
+        if can_render is not None:
+            inner.full()
 
 
 def _message(error: BaseException) -> str:

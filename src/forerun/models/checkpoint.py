@@ -7,7 +7,9 @@ complete, so memory never holds a second copy of the model.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.families import Plan, Unsupported
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
+from forerun.models.one_thread import for_each
 from forerun.models.padding import in_lanes, widened
 from forerun.models.shards import file_of, shard_files, tensors
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
@@ -76,12 +79,18 @@ def load_decoder(
     parts = Parts(plan, dtype, device, rounding)
     itemsize = dtype.itemsize if rounding == UNQUANTIZED else rounding.bits / 8
     check_memory(parts.config, itemsize, device)
-    for name, tensor in tensors(files, dtype):
-        if canonical(name) in plan.pieces and (found := flaw(tensor, dtype)):
-            raise ModelError(f"tensor {name} in {file_of(name, files)} {found}")
-        parts.add(name, tensor)
+    workers = torch.get_num_threads() if device.type == "cpu" else 1
+    for_each(tensors(files, dtype), partial(_add, parts, files), workers)
     parts.check()
     return parts.build()
+
+
+def _add(parts: Parts, files: list[Path], item: tuple[str, Tensor]) -> None:
+    """Checks one tensor of the files and adds it. Raises ModelError for a damaged tensor."""
+    name, tensor = item
+    if canonical(name) in parts.plan.pieces and (found := flaw(tensor, parts.dtype)):
+        raise ModelError(f"tensor {name} in {file_of(name, files)} {found}")
+    parts.add(name, tensor)
 
 
 def tensor_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -105,7 +114,10 @@ def check_memory(config: DecoderConfig, itemsize: float, device: torch.device) -
 
 
 class Parts:
-    """The decoder's parts during loading; parts for our kernels are padded to whole lanes."""
+    """The decoder's parts during loading; parts for our kernels are padded to whole lanes.
+
+    Several threads may add tensors.
+    """
 
     def __init__(
         self,
@@ -122,6 +134,7 @@ class Parts:
         self._wanted = tensor_shapes(plan)
         self._missing = dict.fromkeys(plan.pieces)  # ordered set of names
         self._done: dict[str, Tensor | Linear] = {}
+        self._lock = Lock()  # of buffers and counts
         self._spare_head: Tensor | None = None  # lm_head.weight of a tied checkpoint
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -145,18 +158,24 @@ class Parts:
                 f"tensor {name} has shape {list(stored)}, and config.json makes it {list(wanted)}; "
                 "is config.json of this checkpoint?"
             )
-        shape = self.plan.shapes[piece.dest]
-        stop = piece.row + tensor.shape[0]
-        if tensor.shape == shape and self._is_copied_by_packing(piece.dest):
-            self._buffers[piece.dest] = tensor.to(self.dtype)
+        dest, rows = piece.dest, tensor.shape[0]
+        if tensor.shape == self.plan.shapes[dest] and self._is_copied_by_packing(dest):
+            self._buffers[dest] = tensor.to(self.dtype)
         else:
-            if piece.dest not in self._buffers:
-                self._buffers[piece.dest] = torch.empty(shape, dtype=self.dtype)
-            self._buffers[piece.dest][piece.row : stop] = tensor
-        self._missing.pop(short, None)
-        self._left[piece.dest] -= tensor.shape[0]
-        if self._left[piece.dest] == 0:
-            self._finish(piece.dest)
+            self._buffer(dest)[piece.row : piece.row + rows] = tensor
+        with self._lock:
+            self._missing.pop(short, None)
+            self._left[dest] -= rows
+            is_complete = self._left[dest] == 0
+        if is_complete:
+            self._finish(dest)
+
+    def _buffer(self, dest: str) -> Tensor:
+        """The memory in which a part is put together."""
+        with self._lock:
+            if dest not in self._buffers:
+                self._buffers[dest] = torch.empty(self.plan.shapes[dest], dtype=self.dtype)
+            return self._buffers[dest]
 
     def _is_copied_by_packing(self, dest: str) -> bool:
         """Whether packing copies this part, so it needs no copy from the file before."""

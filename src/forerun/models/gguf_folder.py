@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CapacityError, ModelError, in_a_line
+from forerun.utils.files import failed_write
 from forerun.utils.paths import cache_folder
 from forerun.utils.version import __version__
 
@@ -44,11 +45,14 @@ def gguf_folder(path: Path) -> Path:
             describe(file, part)
             (part / LINK).write_text(json.dumps(link, indent=2), encoding="utf-8")
             _place(part, folder)
-    except OSError as cause:
+    except Exception as error:
+        cause = failed_write(error) or error
+        if not isinstance(cause, OSError):
+            raise
         raise CapacityError(
             f"cannot write into the cache folder {folder.parent}: {cause.strerror or cause}; free "
             "some space, or set FORERUN_CACHE to another folder"
-        ) from cause
+        ) from error
     return folder
 
 
@@ -78,6 +82,8 @@ def describe(file: GgufFile, folder: Path) -> None:
     try:
         AutoConfig.for_model(kind, **config).save_pretrained(folder)  # adds its defaults
     except Exception as cause:  # an invalid value
+        if isinstance(cause, OSError):
+            raise
         raise ModelError(f"the config in {file.path} cannot be used: {in_a_line(cause)}") from cause
     _write_generation(folder, end_ids(file), config)
     save_tokenizer(file, folder)

@@ -45,6 +45,7 @@ from forerun.runner.slots import MIN_REUSE_TOKENS, Slot
 from forerun.utils.device_copy import to_device
 
 log = logging.getLogger("forerun")
+CACHES = ("cache", "cache_params", "past_key_values")  # by release and kind of model
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 WATCHES = {
@@ -96,10 +97,11 @@ class HFTarget(Runner):
         self.vocab_size = text.vocab_size
         parameters = inspect.signature(model.forward).parameters
         self._can_trim = "logits_to_keep" in parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = next((n for n in CACHES if n in parameters), CACHES[-1])
         self._rope: LengthRope | None = length_rope(model, text)
         self._has_warned = False
         self._counters, self._updates = counters(model), 0
+        self._num_requests = [0]  # of updates; shared by twins
         self._last_tag: Hashable = None
         if way is None:
             if "position_ids" in parameters:
@@ -129,12 +131,12 @@ class HFTarget(Runner):
 
     @property
     def weights_version(self) -> int:
-        """Number of changes of the weights that torch's counters have shown so far."""
+        """Number of updates, and of changes that were noticed so far."""
         if self.watch != "none":
             found = counters(self.model)
             if found != self._counters:
                 self._counters, self._updates = found, self._updates + 1
-        return self._updates
+        return self._updates + self._num_requests[0]
 
     def _tag_cells(self, seqs: Many[Sequence]) -> None:
         """Before new sequences get slots: sets the tag of cells that they may share."""
@@ -210,7 +212,8 @@ class HFTarget(Runner):
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
         with self.lock:
             update_module(self.model, state)
-            self.cache.invalidate()
+            self._num_requests[0] += 1  # all cells are dropped, also without a new weight
+            self.forget_cells()
 
     def _computed(self, work: Work, wanted: CallRequest) -> tuple[Tensor, ...]:
         """The outputs of `_call` for the rows of a work. Raises CapacityError if out of memory."""

@@ -24,6 +24,7 @@ from forerun.models.paths import (
     model_folder,
     read_config,
 )
+from forerun.models.shards import warn_of_two
 from forerun.models.weight_update import update_decoder
 from forerun.runner.free_memory import check_weights
 from forerun.runner.model_runner import ModelRunner
@@ -76,6 +77,7 @@ def load_target(
         return HFTarget(path_or_model, max_seqs=max_seqs, context=context)
     folder = model_folder(path_or_model)
     check_folder(folder)
+    warn_of_two(folder)
     where = choose_device(device)
     try:
         plan, config = planned(folder, context)

@@ -6,7 +6,6 @@ is created atomically.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from forerun.errors import CapacityError, ModelError, UnknownName
 from forerun.models.downloads import Download, downloads, find, pulled_folder
 from forerun.models.packages import digest, disk_full, fetch, is_whole
+from forerun.utils.files import failed_write
 
 if TYPE_CHECKING:
     from forerun.models.gguf import GgufFile
@@ -73,11 +73,13 @@ def pull(name: str, *, report: Report | None = None) -> Path:
         check_room(download, store)
         file = _joined(download, store, report or (lambda progress: None))
         _convert(download, file, store, report or (lambda progress: None))
-    except OSError as cause:
-        if folder.is_dir():  # pulled by another process
+    except Exception as cause:
+        if isinstance(cause, OSError) and folder.is_dir():  # pulled by another process
             return folder
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        if failed_write(cause) is not None:
             raise disk_full(store) from cause
+        if not isinstance(cause, OSError):
+            raise
         raise CapacityError(
             f"cannot write into {folder.parent}: {cause.strerror or cause}; make it writable, or "
             "set FORERUN_CACHE to another folder"

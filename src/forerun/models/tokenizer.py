@@ -1,6 +1,6 @@
 """Tokenizers: text to ids and back, stop ids, chat templates.
 
-A thin wrapper over the tokenizers of transformers, which is imported only when one is loaded.
+A thin wrapper over the tokenizers of transformers, which is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Tokenizer:
                 "the original model"
             )
         try:
-            inner = _class_for(folder).from_pretrained(folder, trust_remote_code=is_trusted())
+            inner = _inner(folder)
         except Exception as cause:  # bad JSON, missing files or packages
             check_code(folder, cause)
             if (folder / "config.json").exists():
@@ -197,6 +197,24 @@ def _origin(model: Any) -> str:
             "embedded reasoner"
         )
     return str(config._name_or_path)
+
+
+def _inner(folder: Path) -> Any:
+    """The tokenizer object: of transformers, or one that gives the same without importing it."""
+
+    def load() -> Any:
+        return _class_for(folder).from_pretrained(folder, trust_remote_code=is_trusted())
+
+    if is_trusted() or not (folder / "tokenizer.json").is_file():
+        return load()
+    from forerun.models.light_tokenizer import light_tokenizer, write_record
+
+    found = light_tokenizer(folder, load)
+    if found is not None:
+        return found
+    inner = load()
+    write_record(folder, inner)
+    return inner
 
 
 def _class_for(folder: Path) -> Any:

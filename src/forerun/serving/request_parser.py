@@ -32,6 +32,7 @@ from forerun.serving.templates import Template, empty
 from forerun.serving.tenants import SHARED_TENANT
 from forerun.serving.text_workers import SMALL_CHARS, TextWorkers
 from forerun.serving.validation_errors import of_validation
+from forerun.utils.files import parsed as parsed_json
 
 MIN_CHARS_PER_TOKEN = 16  # of the longest token, in the limit on characters
 DEFAULT_TOKENS = 16  # of /v1/completions, as in OpenAI's API; a chat may fill the context
@@ -56,6 +57,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise of_validation(error, kind) from None
+    check_keys(body)
     for name, neutral in UNSUPPORTED.items():
         value = getattr(request, name, None)
         is_n = name == "best_of" and isinstance(value, int) and value == request.n
@@ -66,6 +68,14 @@ def parse(kind: type[Body], body: bytes) -> Body:
     if request.stream_options is not None and not request.stream:
         raise bad("stream_options needs stream to be true", "stream_options")
     return request
+
+
+def check_keys(body: bytes) -> None:
+    """Raises ApiError 400 for a key that occurs twice in one object of a valid body."""
+    try:
+        parsed_json(body.decode())
+    except ValueError as error:
+        raise bad(f"the body: {error}") from None
 
 
 class Intake:

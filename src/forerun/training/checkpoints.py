@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forerun.errors import DataError
-from forerun.utils.files import write_atomically
+from forerun.utils.files import reports_no_room, write_atomically
 
 
 def save_checkpoint(
@@ -17,13 +17,22 @@ def save_checkpoint(
     optimizers: list[torch.optim.Optimizer],
     progress: dict[str, Any],
 ) -> None:
-    """Writes the checkpoint atomically; if that fails, the earlier one stays."""
+    """Writes the checkpoint atomically; if that fails, the earlier one stays.
+
+    Raises CapacityError if the disk has no room.
+    """
     state = {
         "parameters": {name: p.detach().cpu() for name, p in parameters.items()},
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "progress": progress,
     }
-    write_atomically(path, lambda part: torch.save(state, part))
+    with reports_no_room(path):
+        write_atomically(path, lambda part: _save(state, part))
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:  # torch's own files lose the system's error
+        torch.save(state, file)
 
 
 def restore_checkpoint(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from forerun.models.hf_load import quiet
+from forerun.utils.files import reports_no_room
 
 from .renamed import refuse
 
@@ -103,8 +104,13 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Calls `write` with a temporary folder, then moves its files into place.
 
     A new folder appears atomically. In an existing folder each file is replaced atomically, other
-    files stay, and nothing changes if `write` fails.
+    files stay, and nothing changes if `write` fails. Raises CapacityError if the disk has no room.
     """
+    with reports_no_room(folder):
+        _write_folder(folder, write)
+
+
+def _write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from forerun.errors import CapacityError, DataError
+from forerun.errors import CapacityError, DataError, ForerunError
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of a full disk, a quota, a limit of size
+NATIVE_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of libraries written in Rust
 SHOWN = 40  # characters of a rejected text that an error quotes
 
 
@@ -40,6 +44,36 @@ def cannot_write(path: Path, error: OSError) -> CapacityError:
         f"cannot write {path.name} into the folder {path.parent}: {error.strerror or error}; "
         f"{advice}"
     )
+
+
+def failed_write(error: BaseException) -> OSError | None:
+    """The error of the system behind an exception, if that says that the disk has no room.
+
+    Libraries raise their own types for it, and torch hides it behind the one of its writer.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in NO_ROOM:
+            return seen
+        found = NATIVE_ERROR.search(str(seen))
+        if found and int(found[1]) in NO_ROOM:
+            return OSError(int(found[1]), os.strerror(int(found[1])))
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+@contextmanager
+def reports_no_room(path: Path) -> Iterator[None]:
+    """A block that writes `path`. Raises CapacityError if the disk has no room for it."""
+    try:
+        yield
+    except ForerunError:
+        raise
+    except Exception as error:
+        cause = failed_write(error)
+        if cause is None:
+            raise
+        raise cannot_write(path, cause) from error
 
 
 def write_whole(

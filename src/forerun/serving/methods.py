@@ -73,10 +73,14 @@ class Methods:
 class Constraints:
     """Constraints for requests, built before the server starts.
 
-    specs: name -> constraint spec. Raises ConfigError, DataError, UnknownName.
+    specs: name -> constraint spec. samplings: how requests may draw tokens under a constraint.
+    Raises ConfigError, DataError, UnknownName.
     """
 
-    def __init__(self, model: Model, specs: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: Model, specs: Mapping[str, str], samplings: tuple[str, ...] = ("mask",)
+    ) -> None:
+        self.samplings = samplings
         tokenizer, vocab_size = model.tokenizer, model.target.vocab_size
         self.shapers: dict[str, Shaper] = {
             name: model.constraint(spec).bind(tokenizer, vocab_size) for name, spec in specs.items()

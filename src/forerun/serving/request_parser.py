@@ -168,7 +168,7 @@ class Intake:
             raise bad(
                 "constraint_start needs a constraint, such as guided_json", "constraint_start"
             )
-        how, known = given.constraint_sampling, self.settings.constraint_sampling
+        how, known = given.constraint_sampling, self.constraints.samplings
         if how not in known:
             raise bad(
                 f"constraint_sampling {how!r} is not offered by this server; known: "

@@ -166,6 +166,7 @@ class Shared(Strict):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
     # of vLLM
     top_k: Int | None = None
     min_p: float | None = None
@@ -217,7 +218,6 @@ class ChatRequest(Shared):
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: ResponseFormat | None = None
     modalities: Any = None
     audio: Any = None
     reasoning_effort: Any = None

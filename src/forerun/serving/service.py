@@ -8,11 +8,11 @@ import time
 
 from fastapi import Request
 
-from forerun import __version__
+from forerun import __version__, registry
 from forerun.api import Model
 from forerun.constraints._penalties import Adjust
 from forerun.constraints._request import RequestConstraint
-from forerun.core.roles import Verifier
+from forerun.core.roles import Verifier, name_of
 from forerun.engine.engine import Engine
 from forerun.engine.generation import record_logprobs
 from forerun.engine.stats import Recorder
@@ -33,6 +33,7 @@ from forerun.serving.tenants import Keys
 from forerun.serving.text_workers import COMPILE, TextWorkers, Work
 from forerun.serving.token_text import TokenText
 
+WEIGHTED = "weighted"  # the verifier that draws by AWRS where a request asks for it
 PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs
 
 
@@ -53,7 +54,11 @@ class Service:
         allowed = settings.allow_lossy
         if verifier is None:
             verifier = make_verifier(settings.verifier, allowed, tokenizer=model.tokenizer)
-        self.verifier = check_lossless(verifier, settings.verifier, allowed)
+        verifier = check_lossless(verifier, settings.verifier, allowed)
+        has_awrs = WEIGHTED in registry.names("verifier")
+        if has_awrs and name_of(verifier) != WEIGHTED:
+            verifier = registry.make("verifier", WEIGHTED, rule=verifier)
+        self.verifier = verifier
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
         tokenizer = model.tokenizer
 
@@ -64,7 +69,8 @@ class Service:
         work: Work = {"encode": tokenizer.encode, "chat_text": chat_text, COMPILE: compiler(model)}
         self.texts = TextWorkers(work, settings.text_timeout)  # forks: before threads are started
         self.lanes = Lanes()
-        self.constraints = Constraints(model, settings.constraints)
+        samplings = ("mask", "awrs") if has_awrs else ("mask",)
+        self.constraints = Constraints(model, settings.constraints, samplings)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
         can_predict = verifier.judges >= PREDICTION_LABELS

@@ -47,7 +47,6 @@ class Settings:
     body_timeout: float = 30.0  # seconds to receive a request
     text_timeout: float = 10.0  # seconds to render and tokenise the texts of a request
     grammar_timeout: float = 5.0  # seconds to compile the constraint of a request
-    constraint_sampling: tuple[str, ...] = ("mask",)  # how requests may sample under constraints
     request_timeout: float = 600.0  # seconds from arrival to the last token
     drain: float = 30.0  # seconds to finish requests after a shutdown signal
     engine: int = 0  # number of this engine behind the port

@@ -13,7 +13,7 @@ from forerun.constraints.json_schema import JsonSchema
 from forerun.constraints.regex import Regex
 from forerun.errors import ConfigError, DataError
 from forerun.serving.errors import bad
-from forerun.serving.schemas import ResponseFormat, Shared, StructuredOutputs
+from forerun.serving.schemas import Shared, StructuredOutputs
 
 MAX_CHARS = 1 << 20  # of a schema, a regular expression or a grammar
 UNSUPPORTED = "unsupported_value"
@@ -74,7 +74,7 @@ def check_size(text: str, what: str) -> None:
 
 
 def _of_format(request: Shared) -> Iterator[Source]:
-    given: ResponseFormat | None = getattr(request, "response_format", None)
+    given = request.response_format
     if given is None:
         return
     if given.type == "json_object":

@@ -320,3 +320,60 @@ def test_auto_takes_calls_out_of_the_text(
     else:
         assert (found, text) == (calls, content)
         assert finish == ("tool_calls" if calls else "stop")
+
+
+def test_an_answer_is_a_document_or_calls_where_both_are_offered(server: Served) -> None:
+    call: Any = {"tools": [tool("g", NUMBER)], "response_format": format_of(NUMBER)}
+    for calls, content, finish in called(server.client(), 8, False, **call, seed=1):
+        if finish == "tool_calls":
+            assert calls and not content
+        elif finish == "stop":
+            jsonschema.validate(json.loads(content), NUMBER)
+
+
+TEMPLATE = (
+    "{% if tools %}{% for t in tools %}{{ t | tojson }}|{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}<tool_call>"
+    "{{ c.function.name }} {{ c.function.arguments.x }}{% endfor %}|{% endfor %}"
+)
+TURNS: Any = [
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "g", "arguments": '{"x": 4}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "36"},
+]
+
+
+def shown(model: Any, **body: Any) -> str:
+    """The prompt that a model gets."""
+    from forerun.serving.service import Service
+    from forerun.serving.settings import Settings
+
+    intake = Service(model, Settings()).intake
+    job = intake.chat(parse(ChatRequest, json.dumps({"messages": TURNS} | body).encode()), "")
+    return model.tokenizer.decode(job.prompts[0])
+
+
+def test_templates_with_and_without_tools(tiny_model: Any) -> None:
+    inner, tools = tiny_model.tokenizer.inner, [tool("g", NUMBER)]
+    inner.chat_template = TEMPLATE
+    text = shown(tiny_model, tools=tools)
+    function = {"name": "g", "description": "g", "parameters": NUMBER}
+    assert json.loads(text.split("|")[0]) == {"type": "function", "function": function}
+    assert text.split("|")[1:] == ["user: hi", "assistant: <tool_call>g 4", "tool: 36", ""]
+    assert "function" not in shown(tiny_model, tools=tools, tool_choice="none")
+
+    inner.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    text = shown(tiny_model, tools=tools)
+    assert text.startswith("[system] ") and '"name": "g"' in text.split("[user]")[0]
+    assert text.split("[assistant] ")[1] == (
+        '<tool_call>\n{"name": "g", "arguments": {"x": 4}}\n</tool_call>'
+        "[user] <tool_response>\n36\n</tool_response>"
+    )
+    first = {"role": "system", "content": "Be brief."}
+    assert shown(tiny_model, tools=tools, messages=[first, *TURNS]).startswith("[system] Be brief.")

@@ -51,7 +51,9 @@ def json_schema(schema: Any, whitespace: bool = True) -> JsonSchema:
     """A constraint on JSON documents. Raises DataError for a schema that is too large."""
     text = schema if isinstance(schema, str) else as_json(schema)
     check_size(text, "the schema")
-    return JsonSchema(schema, whitespace=whitespace)
+    if schema is False:
+        raise DataError("the schema false allows no document; correct it")
+    return JsonSchema({} if schema is True else schema, whitespace=whitespace)
 
 
 def as_json(schema: Any) -> str:

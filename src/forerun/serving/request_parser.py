@@ -5,7 +5,6 @@ Invalid requests are refused here, before anything is queued.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from contextlib import AbstractContextManager, nullcontext
@@ -29,8 +28,8 @@ from forerun.serving.schemas import (
     Speculation,
 )
 from forerun.serving.settings import Settings
-from forerun.serving.structured import tool_messages
 from forerun.serving.structured.fields import Wanted, wanted
+from forerun.serving.structured.requests import check_options, for_template, num_chars, with_tools
 from forerun.serving.structured.tools import Tools
 from forerun.serving.templates import Template, empty
 from forerun.serving.tenants import SHARED_TENANT
@@ -39,7 +38,6 @@ from forerun.serving.validation_errors import of_validation
 
 MIN_CHARS_PER_TOKEN = 16  # of the longest token, in the limit on characters
 DEFAULT_TOKENS = 16  # of /v1/completions, as in OpenAI's API; a chat may fill the context
-LIMITED_BY_TOOLS = "response_format"  # the field with a form that an answer without a call may have
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 PLAIN = (
     "temperature",
@@ -100,8 +98,7 @@ class Intake:
         with self._deadline():
             prompts = [self._tokens(prompt) for prompt in given]
         job = self._job(request, prompts, request.max_tokens, request.logprobs, tenant, "prompt")
-        job.wanted = wanted(request)
-        self._check_constrained(job)
+        self._constrain(job, wanted(request))
         return job
 
     def chat(self, request: ChatRequest, tenant: str) -> Job:
@@ -118,11 +115,16 @@ class Intake:
         with self._deadline():
             prompts = [self._chat_tokens(request.messages, tools)]
         job = self._job(request, prompts, most, logprobs, tenant, "messages")
-        job.wanted = own
-        if tools is not None:
-            _add_tools(job, tools)
-        self._check_constrained(job)
+        self._constrain(job, own, tools)
         return job
+
+    def _constrain(self, job: Job, own: Wanted | None, tools: Tools | None = None) -> None:
+        """Adds the request's constraint and tools. Raises ApiError 400."""
+        job.wanted, job.has_tools = own, tools is not None
+        if tools is not None:
+            job.wanted, job.wanted_parts = with_tools(tools, own)
+        is_constrained = job.wanted is not None or bool(self.constraints.hard(job.constraints))
+        check_options(job.sampling, is_constrained, self.constraints.samplings)
 
     def _job(
         self,
@@ -159,25 +161,6 @@ class Intake:
             streams=bool(request.stream),
             traces=bool(spec.trace),
         )
-
-    def _check_constrained(self, job: Job) -> None:
-        """Raises ApiError 400 for options of constraints that this request cannot use."""
-        given = job.sampling
-        is_constrained = job.wanted is not None or self.constraints.hard(job.constraints)
-        if given.constraint_start is not None and not is_constrained:
-            raise bad(
-                "constraint_start needs a constraint, such as guided_json", "constraint_start"
-            )
-        how, known = given.constraint_sampling, self.constraints.samplings
-        if how not in known:
-            raise bad(
-                f"constraint_sampling {how!r} is not offered by this server; known: "
-                f"{', '.join(known)}",
-                "constraint_sampling",
-                "unsupported_value",
-            )
-        if how != "mask" and not is_constrained:
-            raise bad("constraint_sampling needs a constraint", "constraint_sampling")
 
     def _sampling(self, request: Shared, length: int, logprobs: int | None) -> Sampling:
         given = {name: getattr(request, name) for name in PLAIN}
@@ -318,13 +301,9 @@ class Intake:
 
     def _chat_tokens(self, messages: list[Message], tools: Tools | None) -> list[int]:
         found = [plain_message(i, message) for i, message in enumerate(messages)]
-        functions, listed = tools.functions if tools else (), None
-        if functions or any("tool_calls" in message for message in found):
-            if tool_messages.knows_tools(getattr(self.model.tokenizer.inner, "chat_template", "")):
-                listed = tool_messages.as_dicts(functions)
-            else:
-                found = tool_messages.as_plain(found, functions)
-        self._check_chars(_num_chars(found, listed), "messages")
+        template = getattr(self.model.tokenizer.inner, "chat_template", "")
+        found, listed = for_template(found, tools, template)
+        self._check_chars(num_chars(found, listed), "messages")
         tokens = self._encode(self.template.text(found, listed), "messages", special=False)
         if not tokens:
             raise empty(found)
@@ -363,27 +342,6 @@ class Intake:
     def _deadline(self) -> AbstractContextManager[None]:
         """A block with one time limit for all texts."""
         return nullcontext() if self._texts is None else self._texts.deadline()
-
-
-def _add_tools(job: Job, tools: Tools) -> None:
-    """Lets the answer hold tool calls. Raises ApiError 400 with a constraint that forbids them."""
-    own = job.wanted
-    if own is not None and not own.param.startswith(LIMITED_BY_TOOLS):
-        raise bad(
-            f"{own.param} cannot be combined with tools; leave one of them out, or set tool_choice "
-            "to none",
-            own.param,
-        )
-    job.has_tools = True
-    job.wanted_parts = tools.parts() + ([] if own is None else [own])
-    job.wanted = Wanted("tools", tools.constraint(own and own.constraint))
-
-
-def _num_chars(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> int:
-    """The length of all texts that a chat template is given."""
-    count = sum(len(message["content"]) for message in messages)
-    others = [message["tool_calls"] for message in messages if "tool_calls" in message]
-    return count + (len(json.dumps([others, tools])) if others or tools else 0)
 
 
 def max_chars(model: Model) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -209,3 +210,19 @@ def test_a_grammar_that_starts_after_a_text(server: Served) -> None:
         _, start, rest = (choice.message.content or "").partition(" is")
         assert found["constraint"]["valid"] == (bool(start) and rest in ("one", "two"))
     assert any(found["constraint"]["valid"] for found in stats)
+
+
+def test_samplings_of_the_server_are_listed_and_work(server: Served) -> None:
+    """A weighted one gives each finished text its weight."""
+    (model,) = server.client().models.list().data
+    offered = model.model_extra["speculation"]["constraint_sampling"]
+    assert offered[0] == "mask" and not {*offered} - {"mask", "awrs"}
+    for how in offered:
+        fields = {"guided_regex": "[a-z]{4}", "constraint_sampling": how, **STATISTICS}
+        answer = server.client().chat.completions.create(**ASK, n=4, seed=1, extra_body=fields)
+        stats = answer.model_extra["speculation"]["choices"]
+        for choice, found in zip(answer.choices, stats, strict=True):
+            weight = found["constraint"]["logw"]
+            if found["constraint"]["valid"]:
+                assert re.fullmatch("[a-z]{4}", choice.message.content or "")
+                assert weight == 0.0 if how == "mask" else weight <= 0.0

@@ -24,7 +24,10 @@ MESSAGES: Any = [{"role": "user", "content": "Ann has 3 boxes with 12 pens each.
 ASK: Any = {"model": "reasoner", "messages": MESSAGES, "max_tokens": 200}
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }

@@ -123,6 +123,7 @@ class Service:
             "methods": sorted(self.methods.specs),
             "default": self.methods.default,
             "constraints": sorted(self.constraints.shapers),
+            "constraint_sampling": list(self.constraints.samplings),
             "max_nodes": self.settings.max_nodes,
             "verifier": self.settings.verifier,
             "lossless": self.verifier.lossless,

@@ -131,8 +131,7 @@ def test_completions(chat: Served, body: Body, param: str | None, said: str) -> 
         ({"messages": [{"role": "user", "content": [{"typ": "text"}]}]}, "did you mean 'type'?"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "'system', 'developer'"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "rejects these messages: no tools"),
-        ({"messages": USER, "tools": [{"type": "function"}]}, "tools is not supported"),
-        ({"messages": USER, "response_format": {"type": "json_object"}}, "not supported"),
+        ({"messages": USER, "tools": [{"type": "function"}]}, "tools.0.function is required"),
         ({"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},

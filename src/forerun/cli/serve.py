@@ -43,6 +43,7 @@ SETTINGS = (  # fields of `Settings` with an option of the same name
     "max_body",
     "drain",
     "text_timeout",
+    "grammar_timeout",
 )
 OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
@@ -120,6 +121,9 @@ HeaderTimeout = Annotated[
 TextTimeout = Annotated[
     float, typer.Option("--text-timeout", help="Seconds to render and tokenise a request's texts.")
 ]
+GrammarTimeout = Annotated[
+    float, typer.Option("--grammar-timeout", help="Seconds to compile a request's constraint.")
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option("--api-keys", help=f"File of lines KEY or TENANT:KEY; or set {KEYS_VARIABLE}."),
@@ -158,6 +162,7 @@ def command(
     allowed_origins: AllowedOrigins = [],  # noqa: B006
     header_timeout: HeaderTimeout = 10.0,
     text_timeout: TextTimeout = 10.0,
+    grammar_timeout: GrammarTimeout = 5.0,
     chat_template: Template = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",

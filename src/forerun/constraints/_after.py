@@ -31,13 +31,15 @@ class After(Constraint):
     """Applies `inner` to the text after the first occurrence of `marker` in the generated text.
 
     A token may end the marker and go on; then its rest must begin an allowed text, and other tokens
-    of this kind are forbidden. Before the marker no other token is. A text without it is not valid.
+    of this kind are forbidden. Before the marker no other token is. A text without it is not valid,
+    unless the marker `is_optional`.
     """
 
-    def __init__(self, marker: str, inner: Constraint) -> None:
+    def __init__(self, marker: str, inner: Constraint, *, is_optional: bool = False) -> None:
         if not marker:
             raise ConfigError("the marker of a constraint must not be empty")
         self.marker, self.inner, self.eos_ids = marker.encode(), inner, inner.eos_ids
+        self.is_optional = is_optional
         self._pieces: list[bytes] = []
         # length of the marker's part before a token -> tokens that end it, and their rest
         self._ends: dict[int, list[tuple[int, bytes]]] = {}
@@ -89,7 +91,9 @@ class After(Constraint):
         return self.inner.forced(state.state) if isinstance(state, Inside) else ()
 
     def is_complete(self, state: Free | Inside) -> bool:
-        return isinstance(state, Inside) and self.inner.is_complete(state.state)
+        if isinstance(state, Free):
+            return self.is_optional
+        return self.inner.is_complete(state.state)
 
     def error(self, state: Free | Inside) -> str:
         return self.inner.error(state.state) if isinstance(state, Inside) else ""
@@ -111,7 +115,10 @@ class After(Constraint):
 def _endings(pieces: Many[bytes], marker: bytes) -> dict[int, list[tuple[int, bytes]]]:
     """Tokens that end the marker and go on, by how much of it stands before them."""
     found: dict[int, list[tuple[int, bytes]]] = {}
+    last = marker[-1:]
     for token, piece in enumerate(pieces):
+        if not 0 <= piece.find(last) < len(piece) - 1:  # most tokens
+            continue
         for length in range(1, len(marker)):
             if piece.startswith(marker[length:]) and len(piece) > len(marker) - length:
                 found.setdefault(length, []).append((token, piece[len(marker) - length :]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Many
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,10 @@ LIMITS = {
 SPECIAL = b"\xff"  # prefix of special tokens, which match no text
 
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
-_compiled: OrderedDict[tuple[int, str], LLMatcher] = OrderedDict()
+_compiled: OrderedDict[tuple[str, int, str], LLMatcher] = OrderedDict()
 _lock = Lock()
+# a tenant must not learn from the time of compiling what others use: each has its own entries
+cache_owner: ContextVar[str] = ContextVar("cache_owner", default="")
 
 
 def library() -> Any:
@@ -66,14 +69,15 @@ def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
         )
     with _lock:
         vocabulary = vocabulary_of(tokenizer, vocab_size)
-        key = id(vocabulary), grammar
+        key = cache_owner.get(), id(vocabulary), grammar
         found = _compiled.get(key)
-        if found is None:
-            found = _made(vocabulary, grammar)
-            _compiled[key] = found
-            if len(_compiled) > MAX_COMPILED:
-                _compiled.popitem(last=False)
+    if found is None:
+        found = _made(vocabulary, grammar)  # other threads go on
+    with _lock:
+        found = _compiled.setdefault(key, found)
         _compiled.move_to_end(key)
+        if len(_compiled) > MAX_COMPILED:
+            _compiled.popitem(last=False)
         return found
 
 

@@ -12,7 +12,7 @@ MAX_SECONDS = 5.0  # for one rendering, which usually takes milliseconds
 STOP_SECONDS = 0.05  # between attempts to stop a rendering
 MAX_STOPS = 20
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 TRIALS: tuple[Messages, ...] = (  # a usable template accepts at least one of them
     [{"role": "user", "content": "Hello."}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}],

@@ -173,15 +173,18 @@ class Tokenizer:
         """
         return self.encode(self.chat_text(messages), special=False)
 
-    def chat_text(self, messages: str | list[dict[str, str]]) -> str:
-        """The text of a conversation in the chat template. Raises as `chat`."""
+    def chat_text(
+        self, messages: str | list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """The text of a conversation in the chat template, with tools. Raises as `chat`."""
         if not self.has_chat_template:
             raise TemplateError(
                 "this tokenizer has no chat template; give the prompt as plain text"
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return rendered(self.inner, messages, add_generation_prompt=True)
+        more = {"tools": tools} if tools else {}
+        return rendered(self.inner, messages, add_generation_prompt=True, **more)
 
     def vocabulary(self) -> dict[str, int]:
         """Token strings and their ids."""

@@ -136,7 +136,7 @@ class Gate(Shaper):
     """A constraint that applies to the sequences of requests that named it."""
 
     def __init__(self, name: str, inner: Shaper) -> None:
-        self.name, self.inner = name, inner
+        self.name, self.inner, self.forbids = name, inner, inner.forbids
 
     def assign(self, seq: Sequence) -> None:
         """Applies it to a sequence that has not joined yet."""

@@ -42,6 +42,7 @@ from forerun.models.remote_code import trusting
 from forerun.models.token_bounds import TokenBounds
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.utils import jit_cache
+from forerun.verifiers.weighted import Weighted
 
 if TYPE_CHECKING:
     from forerun.state.drafter_files import MemoryFile
@@ -182,7 +183,9 @@ class Model:
         self._drop_stale_drafters()
         chosen = self.drafter(drafter)
         shapers = [*shapers, *(one for one in asked if not isinstance(one, Constraint))]
-        engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
+        is_tested = any(one.constraint_sampling == "awrs" for one in given)
+        rule = self._rule(verifier, is_tested)
+        engine = self._engine(chosen, rule, controller, shapers, listeners, batch)
         run = Run(
             self,
             engine,
@@ -230,24 +233,12 @@ class Model:
                 "nonsense; use model.chat(text), or load another model"
             )
 
-    def _engine(
-        self,
-        drafter: Drafter,
-        verifier: str | Verifier,
-        controller: str | Controller,
-        shapers: Many[Shaper],
-        listeners: Many[Callable[[Step], None]],
-        batch: int | None,
-    ) -> Engine:
-        """An engine of these parts, with compiled kernels."""
-        rule, planner = verifier, controller
+    def _rule(self, verifier: str | Verifier, is_tested: bool) -> Verifier:
+        """The verifier of a name; is_tested: with AWRS for the requests that ask for it."""
+        rule = verifier
         if isinstance(rule, str):
             rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
-        if isinstance(planner, str):
-            planner = registry.make("controller", planner)
         _check_role("verifier", rule, Verifier)
-        _check_role("controller", planner, Controller)
-        check_pair(drafter, rule)
         if not rule.lossless and name_of(rule) not in self._warned_verifiers:
             self._warned_verifiers.add(name_of(rule))
             log.warning(
@@ -256,6 +247,25 @@ class Model:
                 name_of(rule),
                 registry.DEFAULT_VERIFIER,
             )
+        if is_tested and not isinstance(rule, Weighted):
+            return Weighted(rule=rule)
+        return rule
+
+    def _engine(
+        self,
+        drafter: Drafter,
+        rule: Verifier,
+        controller: str | Controller,
+        shapers: Many[Shaper],
+        listeners: Many[Callable[[Step], None]],
+        batch: int | None,
+    ) -> Engine:
+        """An engine of these parts, with compiled kernels."""
+        planner = controller
+        if isinstance(planner, str):
+            planner = registry.make("controller", planner)
+        _check_role("controller", planner, Controller)
+        check_pair(drafter, rule)
         jit_cache.watch(log.warning)  # before the controller compiles kernels to measure them
         with self.target.lock:  # controllers measure passes
             engine = Engine(

@@ -123,9 +123,7 @@ def check_tokens(p: tuple[float, ...], allowed: set[int], found: list[Outcome]) 
 
 
 @pytest.mark.parametrize(("case", "method"), CASES)
-def test_weights_per_token_and_law(
-    case: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_per_token_and_law(case: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_tokens(*TABLE[case][0], table_row(case, method, monkeypatch))
 
 
@@ -302,9 +300,7 @@ def test_any_law_and_any_constraint(logp: list[float], bits: int) -> None:
     """E[w 1{x}] = p(x) ok(x) for arbitrary laws, with the recursive rule."""
     allowed = {i for i in range(len(logp)) if bits >> i & 1}
     p = np.exp(logp) / np.exp(logp).sum()
-    found = outcomes(
-        tuple(p), allowed, lambda lp, ok, dice: draw(lp, ok, dice, method="recursive")
-    )
+    found = outcomes(tuple(p), allowed, lambda lp, ok, dice: draw(lp, ok, dice, method="recursive"))
     for token, prob in enumerate(p):
         share = sum(w * chance for x, w, _, _, chance in found if x == token)
         assert share == pytest.approx(prob if token in allowed else 0.0, abs=1e-12)
@@ -325,7 +321,11 @@ def test_few_tests_in_a_large_vocabulary() -> None:
 
 
 def test_options_are_checked() -> None:
-    for options in ({"max_accepts": 1}, {"max_rejects": 0}, {"method": "two_run", "max_rejects": 3}):
+    for options in (
+        {"max_accepts": 1},
+        {"max_rejects": 0},
+        {"method": "two_run", "max_rejects": 3},
+    ):
         with pytest.raises(ConfigError):
             draw(np.zeros(3), bool, SeededDice(0), **options)  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="recursive"):

@@ -122,13 +122,10 @@ class Weighted(Verifier):
 
 
 def log_law(laws: TargetProbs, node: int) -> np.ndarray:
-    """Log-probabilities [V] at a node, up to a constant."""
+    """Log-probabilities [V] at a node, up to a constant; requests with AWRS do not truncate."""
     logits = laws.logits(node)
     argmax(logits)  # raises if a logit is not finite, or all are forbidden
-    if laws.sampling.is_softmax:
-        return logits / np.float64(laws.sampling.divisor)
-    with np.errstate(divide="ignore"):  # a probability may be 0
-        return np.log(laws[node], dtype=np.float64)
+    return logits / np.float64(laws.sampling.divisor)
 
 
 def _only(ids: Many[int], logp: np.ndarray) -> tuple[np.ndarray, float]:

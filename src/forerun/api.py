@@ -164,6 +164,7 @@ class Model:
         tenant: owner of the prompts; drafter state is separate for each tenant.
         numbers: indices of the prompts in a larger batch, which select their random streams.
         overrides: fields of Sampling, such as n=16.
+        With `constraint_sampling="smc"` each sample is drawn from particles of its own.
         """
         check_overrides(overrides, ("drafter", "verifier", "controller", "constraint", "batch"))
         check_batch(batch)
@@ -172,8 +173,15 @@ class Model:
         self._check_form(texts)
         named = [constraint] if isinstance(constraint, str | Shaper) else constraint
         asked = [self.constraint(one) for one in named]
-        given = self._constrained(sampling_per_prompt(sampling, len(texts), overrides), asked)
+        requests = sampling_per_prompt(sampling, len(texts), overrides)
+        given = self._constrained(requests, asked)
         check_numbers(numbers, len(texts))
+        if any(one.constraint_sampling == "smc" for one in given):
+            how: dict[str, Any] = {"drafter": drafter, "verifier": verifier}
+            how |= {"controller": controller, "constraint": constraint, "shapers": shapers}
+            how |= {"batch": batch, "tenant": tenant, "numbers": numbers, "on_step": on_step}
+            search: Any = registry.get("search", "particles")()
+            return search.runs(self, texts, requests, how)
         recorder = Recorder()
         listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
         if any(one.logprobs is not None for one in given):

@@ -44,6 +44,7 @@ from forerun.models.remote_code import trusting
 from forerun.models.token_bounds import TokenBounds
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.utils import jit_cache
+from forerun.verifiers.weighted import Weighted
 
 if TYPE_CHECKING:
     from forerun.state.asap_file import AsapFile
@@ -169,6 +170,7 @@ class Model:
         tenant: owner of the prompts; drafter state is separate for each tenant.
         numbers: indices of the prompts in a larger batch, which select their random streams.
         overrides: fields of Sampling, such as n=16.
+        With `constraint_sampling="smc"` each sample is drawn from particles of its own.
         """
         check_overrides(overrides, ("drafter", "verifier", "controller", "constraint", "batch"))
         check_batch(batch)
@@ -177,8 +179,15 @@ class Model:
         self._check_form(texts)
         named = as_many("constraint", constraint, str | Shaper)
         asked = [*as_many("shapers", shapers, Shaper), *map(self.constraint, named)]
-        given = self._constrained(sampling_per_prompt(sampling, len(texts), overrides), asked)
+        requests = sampling_per_prompt(sampling, len(texts), overrides)
+        given = self._constrained(requests, asked)
         check_numbers(numbers, len(texts))
+        if any(one.constraint_sampling == "smc" for one in given):
+            how: dict[str, Any] = {"drafter": drafter, "verifier": verifier}
+            how |= {"controller": controller, "constraint": constraint, "shapers": shapers}
+            how |= {"batch": batch, "tenant": tenant, "numbers": numbers, "on_step": on_step}
+            search: Any = registry.get("search", "particles")()
+            return search.runs(self, texts, requests, how)
         recorder = Recorder()
         listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
         if any(one.logprobs is not None for one in given):
@@ -188,7 +197,9 @@ class Model:
         self._drop_stale_drafters()
         chosen = self.drafter(drafter)
         shapers = [one for one in asked if not isinstance(one, Constraint)]
-        engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
+        is_tested = any(one.constraint_sampling == "awrs" for one in given)
+        rule = self._rule(verifier, is_tested)
+        engine = self._engine(chosen, rule, controller, shapers, listeners, batch)
         run = Run(
             self,
             engine,
@@ -240,24 +251,12 @@ class Model:
                 "nonsense; use model.chat(text), or load another model"
             )
 
-    def _engine(
-        self,
-        drafter: Drafter,
-        verifier: str | Verifier,
-        controller: str | Controller,
-        shapers: Many[Shaper],
-        listeners: Many[Callable[[Step], None]],
-        batch: int | None,
-    ) -> Engine:
-        """An engine of these parts, with compiled kernels."""
-        rule, planner = verifier, controller
+    def _rule(self, verifier: str | Verifier, is_tested: bool) -> Verifier:
+        """The verifier of a name; is_tested: with AWRS for the requests that ask for it."""
+        rule = verifier
         if isinstance(rule, str):
             rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
-        if isinstance(planner, str):
-            planner = registry.make("controller", planner)
         _check_role("verifier", rule, Verifier)
-        _check_role("controller", planner, Controller)
-        check_pair(drafter, rule)
         if not rule.lossless and name_of(rule) not in self._warned_verifiers:
             self._warned_verifiers.add(name_of(rule))
             log.warning(
@@ -266,6 +265,25 @@ class Model:
                 name_of(rule),
                 registry.DEFAULT_VERIFIER,
             )
+        if is_tested and not isinstance(rule, Weighted):
+            return Weighted(rule=rule)
+        return rule
+
+    def _engine(
+        self,
+        drafter: Drafter,
+        rule: Verifier,
+        controller: str | Controller,
+        shapers: Many[Shaper],
+        listeners: Many[Callable[[Step], None]],
+        batch: int | None,
+    ) -> Engine:
+        """An engine of these parts, with compiled kernels."""
+        planner = controller
+        if isinstance(planner, str):
+            planner = registry.make("controller", planner)
+        _check_role("controller", planner, Controller)
+        check_pair(drafter, rule)
         jit_cache.watch(log.warning)  # before the controller compiles kernels to measure them
         with self.target.lock:  # controllers measure passes
             engine = Engine(

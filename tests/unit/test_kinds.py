@@ -36,7 +36,7 @@ def test_every_name_is_one_class_of_its_role(kind: str, name: str) -> None:
 def test_helpers_are_no_methods(kind: str) -> None:
     folder = Path(importlib.import_module(registry.KINDS[kind].package).__path__[0])
     modules = {path.stem for path in folder.glob("*.py")}
-    helpers = {name for name in modules if name.startswith("_") or name == "base"}
+    helpers = {name for name in modules if name.startswith("_")} | registry.NO_METHODS
     assert set(registry.names(kind)) == modules - helpers
 
 

@@ -40,6 +40,7 @@ class After(Constraint):
             raise ConfigError("the marker of a constraint must not be empty")
         self.marker, self.inner, self.eos_ids = marker.encode(), inner, inner.eos_ids
         self.is_optional = is_optional
+        self.has_cheap_mask = inner.has_cheap_mask
         self._pieces: list[bytes] = []
         # length of the marker's part before a token -> tokens that end it, and their rest
         self._ends: dict[int, list[tuple[int, bytes]]] = {}

@@ -16,6 +16,7 @@ class AllOf(Constraint):
 
     def __init__(self, parts: Many[Constraint]) -> None:
         self.parts, self.eos_ids = tuple(parts), parts[0].eos_ids
+        self.has_cheap_mask = all(part.has_cheap_mask for part in parts)
 
     def key(self) -> str:
         return "+".join(part.key() for part in self.parts)

@@ -11,8 +11,8 @@ import numpy as np
 
 from forerun.constraints._after import After
 from forerun.constraints._all_of import AllOf
-from forerun.constraints._tested import Tested
 from forerun.constraints.asap import Asap, AsapMemory
+from forerun.constraints.awrs import Awrs
 from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence, Step
 from forerun.core.roles import Shaper
@@ -43,8 +43,9 @@ class Applied(NamedTuple):
 class Report:
     """What a constraint did to a text.
 
-    valid: whether the text is an allowed one. logw: log importance weight of the text for the
-    model's law given that the text is allowed, from constraint_sampling "awrs" and "smc".
+    valid: whether the text is an allowed one. logw: with constraint_sampling "awrs" the log
+    importance weight of the text for the model's law given that the text is allowed, -inf if it is
+    not; with "smc" the log of the estimated probability that the model's text is allowed.
     num_masks, num_tests: masks computed, and tokens tested without a mask. allowed_mass: if
     requested, the probability of the allowed tokens at each token. error: why the constraint gave
     up, if it did.
@@ -93,6 +94,12 @@ class RequestConstraint(Shaper):
     def tests(self, state: Applied) -> bool:
         return state.constraint.tests(state.state)
 
+    def mask(self, state: Applied) -> np.ndarray | None:
+        if not state.constraint.has_cheap_mask:
+            return None
+        state.counts.masks += 1
+        return state.constraint.allowed(state.state)
+
     def report(self, seq: Sequence, text: str) -> Report | None:
         applied = seq.states[seq.shapers.index(self)]
         if applied is None:
@@ -103,7 +110,8 @@ class RequestConstraint(Shaper):
             state = own.start(Sequence(tokens, seq.num_prompt, seq.sampling, seq.dice, seq.limit))
         mass = seq.allowed_mass[: len(seq.generated)] if seq.sampling.allowed_mass else None
         done = own.is_complete(state)
-        return Report(done, seq.logw, counts.masks, counts.tests, mass, own.error(state))
+        logw = seq.logw if done or not own.tests(state) else -math.inf
+        return Report(done, logw, counts.masks, counts.tests, mass, own.error(state))
 
 
 def prepared(
@@ -148,7 +156,7 @@ def _check_unused(sampling: Sampling) -> None:
 
 def _sampled(constraint: Constraint, how: str, memory: AsapMemory | None) -> Constraint:
     """The constraint as `how` draws tokens under it."""
-    return Asap(constraint, memory) if how == "asap" else Tested(constraint)
+    return Asap(constraint, memory) if how == "asap" else Awrs(constraint)
 
 
 def _check_whole_law(sampling: Sampling) -> None:

@@ -103,6 +103,7 @@ class Asap(Constraint):
 
     def __init__(self, inner: Constraint, memory: AsapMemory | None = None) -> None:
         self.inner, self.eos_ids = inner, inner.eos_ids
+        self.has_cheap_mask = inner.has_cheap_mask
         self.memory = AsapMemory() if memory is None else memory
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:

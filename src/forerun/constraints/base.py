@@ -24,11 +24,13 @@ class Constraint(Shaper):
     `constraints/awrs.py` come closer to that. If no token is left, the end token is drawn alone, so
     the text ends and is not valid. Drafts keep this law exactly.
 
-    eos_ids: end tokens of the model, set by `bind`.
+    eos_ids: end tokens of the model, set by `bind`. has_cheap_mask: whether `allowed` costs far
+    less than a test of each token.
     """
 
     forbids = True
     eos_ids: tuple[int, ...] = ()
+    has_cheap_mask = True
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
         """A copy for this model. Raises ConfigError if the model has no end token."""

@@ -40,6 +40,8 @@ class Predicate(Constraint):
     first is reported.
     """
 
+    has_cheap_mask = False
+
     def __init__(
         self,
         prefix: Test | None = None,

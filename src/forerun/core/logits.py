@@ -25,7 +25,7 @@ class TargetProbs:
     """
 
     def __init__(self, rows: Rows, seq: Sequence, tree: Tree, shapers: Many[Shaper]) -> None:
-        self.sampling = seq.sampling
+        self.sampling, self._num_left = seq.sampling, seq.num_left
         self.rows, self._tree, self._shapers = rows, tree, shapers
         self._states: dict[int, tuple[Any, ...]] = {-1: seq.states}
         self._is_plain = seq.states.count(None) == len(seq.states)
@@ -124,6 +124,17 @@ class TargetProbs:
         """Whether all shapers allow `token` after the node's path."""
         pairs = zip(self._shapers, self.states(node), strict=True)
         return all(state is None or shaper.allows(state, token) for shaper, state in pairs)
+
+    def mask(self, node: int) -> np.ndarray | None:
+        """The tokens that tested constraints allow, bool [V]; None if that needs V tests."""
+        pairs = zip(self._shapers, self.states(node), strict=True)
+        found = [s.mask(state) for s, state in pairs if state is not None and s.tests(state)]
+        masks = [one for one in found if one is not None]
+        return np.logical_and.reduce(masks) if masks and len(masks) == len(found) else None
+
+    def num_left(self, node: int) -> int:
+        """Number of tokens that may still be generated after the node's path."""
+        return self._num_left - (int(self._tree.depths[node]) if node >= 0 else 0)
 
     def states(self, node: int) -> tuple[Any, ...]:
         """Shaper states after the node's path."""

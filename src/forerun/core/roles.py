@@ -262,3 +262,7 @@ class Shaper(ABC):
     def tests(self, state: Any) -> bool:
         """Whether tokens are drawn by tests with `allows`; `logits` then forbids nothing."""
         return False
+
+    def mask(self, state: Any) -> np.ndarray | None:
+        """The allowed tokens bool [V] where `tests` is true; None if that needs V tests."""
+        return None

@@ -30,7 +30,7 @@ from forerun.cli.output import (
     stats_lines,
 )
 from forerun.cli.prompts import Job, as_shown, read_jobs
-from forerun.core.sampling import Sampling, check_samples, from_json
+from forerun.core.sampling import Sampling, from_json
 from forerun.errors import ConfigError, UnknownName
 from forerun.utils.signals import delayed_interrupt
 
@@ -214,8 +214,6 @@ def command(
     generate_ray.check(engine, actors)
     seed = generate_ray.seed_for(engine, out) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
-    fix = "for more, write the prompt into --prompt-file several times"
-    check_samples((job.sampling for job in jobs), fix)
     parts = _parts(ctx.params, jobs)
     is_local, call = options.runs_locally(ctx.params), call_line(ctx, seed=seed)
     options.check_model(model, dtype, device, batch, weights, is_local=is_local)
@@ -269,8 +267,6 @@ def _run_local(
             shapers = constraints.shapers(loaded, given)
         chat = given["chat"]
         _hint_chat(loaded, jobs, chat, is_json)
-        if not is_json:
-            options.hint_small(loaded, drafter)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         options.warm_up(loaded, **parts)
         how = {"is_quiet": is_json, "stats": output.stats}
@@ -285,6 +281,8 @@ def _run_local(
         output.footer()
         raise
     output.footer()
+    if not is_json:
+        options.hint_small(loaded, drafter)
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from test_constraints import TOKENIZER, bound
+from test_grammar_laws import TOKENIZER, bound
 
 from drafts import CHAIN, DRAFTERS, TREE, Draft, made, stand
 from fakes import FakeTarget, run_all, sequence

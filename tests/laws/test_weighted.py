@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_constraints import DRAFTS, END, SAMPLINGS, TOKENIZER, bound
+from test_grammar_laws import DRAFTS, END, SAMPLINGS, TOKENIZER, bound
 
 from fakes import FakeTarget, exact_law, run_all, sequence
 from forerun.constraints._penalties import Adjust

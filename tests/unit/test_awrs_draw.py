@@ -16,7 +16,7 @@ from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.errors import ConfigError, UnknownName
 
 TABLE = {  # p, allowed -> method -> E[w], Var w, E[tests]
-    "{1,2} of .5 .3 .2": (
+    "mass-0.5": (
         ((0.5, 0.3, 0.2), {1, 2}),
         {
             "recursive": (0.5, 0.06, 2.5),
@@ -25,7 +25,7 @@ TABLE = {  # p, allowed -> method -> E[w], Var w, E[tests]
             "geometric, 3 accepts": (0.5, 0.056853, None),
         },
     ),
-    "{0,1} of .5 .3 .2": (
+    "mass-0.8": (
         ((0.5, 0.3, 0.2), {0, 1}),
         {
             "recursive": (0.8, 0.06, 2.2),
@@ -34,7 +34,7 @@ TABLE = {  # p, allowed -> method -> E[w], Var w, E[tests]
             "geometric, 3 accepts": (0.8, 0.047525, None),
         },
     ),
-    "{1,3} of .4 .3 .2 .1": (
+    "mass-0.4": (
         ((0.4, 0.3, 0.2, 0.1), {1, 3}),
         {
             "recursive": (0.4, 0.05, 2.833333),

@@ -355,3 +355,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert shown.out.strip() == record["text"] and re.fullmatch("[0-9]{2}", record["text"])
     assert len(record["particles"]) == 4 and record["valid"]
     assert "log probability of allowed texts" in shown.err
+
+
+def test_texts_that_are_not_allowed_have_weight_0() -> None:
+    """Cut by the length or by a stop string, alone and among particles."""
+    model, options = model_of(), {"constraint": Choice(("aab", "bbb")), "seed": 1}
+    cut = model.generate([PROMPT], constraint_sampling="awrs", max_new_tokens=2, n=4, **options)[
+        0
+    ].samples
+    assert {(s.finish, s.valid, s.constraint.logw) for s in cut} == {("length", False, -math.inf)}
+    whole = model.generate([PROMPT], constraint_sampling="awrs", max_new_tokens=4, n=4, **options)[
+        0
+    ].samples
+    assert all(s.valid and -math.inf < s.constraint.logw < 0 for s in whole)
+    found = particles(model, PROMPT, stop=("aa",), max_new_tokens=4, n=8, **options)
+    assert {s.text for s in found.samples} == {"", "bbb"}
+    assert all((s.text == "bbb") == (s.constraint.logw > -math.inf) for s in found.samples)

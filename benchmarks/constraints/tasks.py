@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from constraints import molecules, sql
 
+from constraints import molecules, sql
 from forerun.constraints.base import Constraint
 from forerun.constraints.grammar import EBNF, LARK, Grammar
 from forerun.constraints.json_schema import JsonSchema
@@ -82,7 +82,9 @@ class Problem:
 
 def schemas() -> Iterator[Problem]:
     for one in json.loads((FOLDER / "schemas.json").read_text()):
-        prompt = f"{one['request']} Answer with a JSON document of this schema:\n{_short(one['schema'])}"
+        prompt = (
+            f"{one['request']} Answer with a JSON document of this schema:\n{_short(one['schema'])}"
+        )
         yield _json(Problem("schemas", one["name"], prompt, _none(), bool), one["schema"])
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from constraints import tasks
 from constraints.common import (
+    OnDemand,
     Row,
     Setting,
     Store,
@@ -43,8 +44,8 @@ HOURS = (
     "do Max and Sam have together?\nSolution:\n"
 )
 DOLLARS = (
-    "Problem: Ben saved 4 months with 18 dollars in each. Lena saved 177 dollars. Then Lena earns 3 "
-    "months of 8 dollars each. Then Lena gives 5 dollars to Ben. What is the total number of "
+    "Problem: Ben saved 4 months with 18 dollars in each. Lena saved 177 dollars. Then Lena earns "
+    "3 months of 8 dollars each. Then Lena gives 5 dollars to Ben. What is the total number of "
     "dollars of Ben and Lena?\nSolution:\n"
 )
 ANSWER = f"{LAPS} 2.\nSo the answer is 2.\nAnswer:"
@@ -58,13 +59,17 @@ TRAPS: dict[str, tuple[str, Constraint]] = {
         LAPS,
         Regex(r" (2\.\nAnswer: [13-9]|[013-9]\.\nAnswer: [0-9])"),
     ),
-    "openings": (HOURS, Regex("(Max(:| has| worked)|First,( Max| Sam)|We( can| know)|To|Let|Known:)")),
+    "openings": (
+        HOURS,
+        Regex("(Max(:| has| worked)|First,( Max| Sam)|We( can| know)|To|Let|Known:)"),
+    ),
     "a likely digit needs two more": (ANSWER, Regex(" ([13-9][0-9]?|2[0-9]{2})")),
     "binary digits": (f"{HOURS}Answer:", Regex(" (00000|1[01]{4})")),
 }  # fmt: skip
 COUNTS = (1, 10, 100, 1000)
 PARTICLES = ("smc 5", "smc 20")
 SUITES = ("bv4", "SLIA")
+MAX_SYGUS_SAMPLES = 400  # real models take a second for each
 
 
 def run(setting: Setting) -> None:
@@ -107,8 +112,8 @@ def traps(setting: Setting, store: Store) -> str:
     head = ["texts", "sampling", *(f"after {n}" for n in counts)]
     return (
         "KL(law of the next text || conditional law), nats, on the reasoner; asap: mean of "
-        f"{setting.repeats} runs; smc: estimated from {setting.samples} runs, which do not learn\n\n"
-        + table(head, lines)
+        f"{setting.repeats} runs; smc: estimated from {setting.samples} runs, which do not "
+        "learn\n\n" + table(head, lines)
     )
 
 
@@ -170,31 +175,26 @@ def _particle_row(language: _Lazy, how: str, setting: Setting) -> Row:
 
 def sygus(setting: Setting, store: Store) -> str:
     """The table of SyGuS problems, or "" without a model."""
-    model = None
     assert setting.data is not None
-    lines = []
+    needed, lines = OnDemand(setting, setting.model, max_seqs=32), []
     ways = [how for how in ("mask", "asap", *PARTICLES) if not refusal(how)]
-    num = min(setting.samples, 400)
+    num = min(setting.samples, MAX_SYGUS_SAMPLES)
     for suite in SUITES:
         for problem in list(tasks.sygus(setting.data, suite))[: setting.problems]:
+            rows = {}
             for how in ways:
                 key = f"{problem.name}, {how}"
-                if key not in store.rows:
-                    model = model or loaded(setting, setting.model, max_seqs=32)
-                    if model is None:
-                        return ""
-                    store.row(key, lambda p=problem, h=how: _samples_row(model, p, h, num, setting))
-            rows = {how: store.rows[f"{problem.name}, {how}"] for how in ways}
+                if key not in store.rows and needed.model is None:
+                    return ""
+
+                def drawn(problem: tasks.Problem = problem, how: str = how) -> Row:
+                    assert needed.model is not None
+                    return _samples_row(needed.model, problem, how, num, setting)
+
+                rows[how] = store.row(key, drawn)
             lines += _sygus_lines(problem.name, rows)
-    head = [
-        "problem",
-        "sampling",
-        "cut",
-        "texts",
-        "log-likelihood",
-        "first quarter",
-        "last quarter",
-    ]
+    head = ["problem", "sampling", "cut", "texts", "log-likelihood"]
+    head += ["first quarter", "last quarter"]
     return (
         "SyGuS: KL(frequencies of a quarter of the samples || renormalised likelihoods of all "
         f"distinct texts), nats; {setting.model}, {num} samples; cut: share of texts that "

@@ -15,10 +15,10 @@ import numpy as np
 
 from constraints import tasks
 from constraints.common import (
+    OnDemand,
     Row,
     Setting,
     generated,
-    loaded,
     log_likelihood,
     prompt_of,
     refusal,
@@ -38,7 +38,7 @@ def run(setting: Setting) -> None:
     store = setting.store("models", "problems", "samples", "tokens")
     lines = []
     for name in MODELS:
-        model: Model | None = None
+        needed = OnDemand(setting, name, max_seqs=16)
         for kind in KINDS:
             problems = list(tasks.problems(kind, setting.data))[: setting.problems]
             if not problems:
@@ -50,12 +50,14 @@ def run(setting: Setting) -> None:
                 rows = []
                 for problem in problems:
                     key = f"{name}, {problem.kind}, {problem.name}, {how}"
-                    if key not in store.rows:
-                        model = model or loaded(setting, name, max_seqs=16)
-                        if model is None:
-                            break
-                        store.row(key, lambda m=model, p=problem, h=how: _row(m, p, h, setting))
-                    rows.append(store.rows[key])
+                    if key not in store.rows and needed.model is None:
+                        break
+
+                    def made(n: OnDemand = needed, p: tasks.Problem = problem, h: str = how) -> Row:
+                        assert n.model is not None
+                        return _row(n.model, p, h, setting)
+
+                    rows.append(store.row(key, made))
                 if rows:
                     lines.append([f"{name}, {kind}", how, *_summary(rows)])
     head = ["texts", "sampling", "problems", "ended", "valid", "right", "log-likelihood", "tokens",

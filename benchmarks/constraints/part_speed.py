@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from constraints import tasks
-from constraints.common import Row, Setting, loaded, prompt_of, table
+from constraints.common import OnDemand, Row, Setting, prompt_of, table
 from forerun.api import Model
 from forerun.bench.metrics import speed_of
 from forerun.bench.timers import Clock, freeze_old_objects
+from forerun.constraints.base import Constraint
+from forerun.core.records import Sequence
+from forerun.models.tokenizer import Tokenizer
 
 KINDS = ("schemas", "functions", "extraction")
 WAYS: dict[str, dict[str, Any]] = {
@@ -33,24 +36,23 @@ FREE, PLAIN = "unconstrained, plain", "masked, plain"
 def run(setting: Setting) -> None:
     """Options that matter: model, problems of each kind, repeats, samples, tokens."""
     store = setting.store("speed", "model", "problems", "repeats", "samples", "tokens")
-    model: Model | None = None
-    keys = []
+    needed, keys = OnDemand(setting, setting.model, max_seqs=max(setting.samples, 4)), []
+    is_warm = False
     for kind in KINDS:
         for at, problem in enumerate(list(tasks.problems(kind, None))[: setting.problems]):
             for repeat in range(setting.repeats):
-                names = list(WAYS)[:: 1 if (at + repeat) % 2 == 0 else -1]
-                for name in names:
-                    key = f"{kind}, {problem.name}, {repeat}, {name}"
-                    if key not in store.rows:
-                        if model is None:
-                            model = loaded(setting, setting.model, max_seqs=max(setting.samples, 4))
-                            if model is None:
-                                return
-                            _warm_up(model, problem, setting)
-                        store.row(
-                            key, lambda p=problem, n=name, r=repeat: _row(model, p, n, r, setting)
-                        )
                 keys.append((kind, problem.name, repeat))
+                for way in list(WAYS)[:: 1 if (at + repeat) % 2 == 0 else -1]:
+                    key = f"{kind}, {problem.name}, {repeat}, {way}"
+                    if key in store.rows:
+                        continue
+                    if needed.model is None:
+                        return
+                    if not is_warm:
+                        _warm_up(needed.model, problem, setting)
+                        is_warm = True
+                    row = _row(needed.model, problem, way, repeat, setting)
+                    store.row(key, lambda row=row: row)
     setting.write("speed", _ratios(store.rows, keys, setting), _masks(store.rows, setting))
 
 
@@ -59,23 +61,49 @@ def _warm_up(model: Model, problem: tasks.Problem, setting: Setting) -> None:
         _row(model, problem, name, 0, setting)
 
 
+class Timed(Constraint):
+    """The constraint `inner`; a clock takes the times of what drafting and drawing ask of it."""
+
+    def __init__(self, inner: Constraint, clock: Clock) -> None:
+        self.inner, self.clock, self.eos_ids = inner, clock, inner.eos_ids
+        self.forced = clock.wrap("forced", inner.forced)  # type: ignore[method-assign]
+        self._allowed = clock.wrap("allowed", inner.allowed)
+        self._allows = clock.wrap("allows", inner.allows)
+
+    def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Timed:  # type: ignore[override]
+        return Timed(self.inner.bind(tokenizer, vocab_size), self.clock)
+
+    def start(self, seq: Sequence) -> Any:
+        return self.inner.start(seq)
+
+    def advance(self, state: Any, token: int) -> Any:
+        return self.inner.advance(state, token)
+
+    def allowed(self, state: Any) -> np.ndarray:
+        return self._allowed(state)
+
+    def allows(self, state: Any, token: int) -> bool:
+        return self._allows(state, token)
+
+    def is_complete(self, state: Any) -> bool:
+        return self.inner.is_complete(state)
+
+    def begin(self, text: bytes) -> Any:
+        return self.inner.begin(text)
+
+    def error(self, state: Any) -> str:
+        return self.inner.error(state)
+
+
 def _row(model: Model, problem: tasks.Problem, way: str, repeat: int, setting: Setting) -> Row:
-    constraint = None if way == FREE else problem.constraint
     clock = Clock()
-    if constraint is not None:
-        constraint = constraint.bind(model.tokenizer, model.target.vocab_size)
-        cls = type(constraint)
-        timed = type(cls.__name__, (cls,), {"bind": lambda self, *_: self})
-        constraint.__class__ = timed
-        for part in ("allowed", "allows", "forced"):
-            timed_part = clock.wrap(part, getattr(cls, part))
-            setattr(timed, part, timed_part)
+    constraint = () if way == FREE else Timed(problem.constraint, clock)
     with freeze_old_objects():
         start = time.perf_counter()
         result = model.generate(
             [prompt_of(model, problem)],
             drafter=WAYS[way]["drafter"],
-            constraint=() if constraint is None else constraint,
+            constraint=constraint,
             n=setting.samples,
             batch=1,
             max_new_tokens=setting.tokens,

@@ -121,7 +121,8 @@ def vllm(engine: str, request: dict[str, Any]) -> list[Answer]:
         prompt = {"prompt_token_ids": problem["ids"]}
         out = llm.generate([prompt], given, use_tqdm=False)[0].outputs[0]
         seconds = time.perf_counter() - start
-        answers.append(answer_of(list(out.token_ids), seconds, request, lambda _, **__: out.text))
+        answer = answer_of(list(out.token_ids), seconds, request, lambda *_, **__: "")
+        answers.append(answer | {"text": out.text})
     return answers[1:]
 
 

@@ -1,6 +1,6 @@
 """Constraints: distance from the conditional law, tests, speed, real models, peers.
 
-    python benchmarks/constraints/run.py --part kl [--data-dir ../shared/data] [--out runs/constraints]
+    python benchmarks/constraints/run.py --part kl [--data-dir DATA] [--out FOLDER]
 
 kl      KL to the conditional law after 1, 10, 100, 1000 samples: mask, asap, particles
 tests   constraint tests per token: AWRS against full masks, three sizes of vocabulary

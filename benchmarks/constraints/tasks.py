@@ -12,7 +12,7 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,16 @@ TYPES = {
 }
 FIELD = re.compile(r'^  "(\w+)": (.+?),?$', re.MULTILINE)
 PATTERNS = {  # name -> request, expression, an example
-    "date": ("A date in 2024, as YYYY-MM-DD.", r"2024-(0[1-9]|1[0-2])-([0-2][1-9]|[123]0)", "2024-02-29"),
-    "phone": ("A telephone number in Spain.", r"\+34 [6-9][0-9]{2} [0-9]{3} [0-9]{3}", "+34 612 345 678"),
+    "date": (
+        "A date in 2024, as YYYY-MM-DD.",
+        r"2024-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
+        "2024-02-29",
+    ),
+    "phone": (
+        "A telephone number in Spain.",
+        r"\+34 [6-9][0-9]{2} [0-9]{3} [0-9]{3}",
+        "+34 612 345 678",
+    ),
     "iban": ("An IBAN of a Belgian bank.", r"BE[0-9]{2}( [0-9]{4}){3}", "BE71 0961 2345 6769"),
     "colour": ("The hex code of a dark green.", r"#[0-9a-f]{6}", "#0b4d2a"),
     "email": (
@@ -52,9 +60,13 @@ PATTERNS = {  # name -> request, expression, an example
         "clara.grant@example.org",
     ),
     "time": ("The time of a late dinner.", r"([01][0-9]|2[0-3]):[0-5][0-9]", "21:30"),
-    "version": ("The version of a release candidate.", r"[0-9]\.[0-9]{1,2}\.[0-9]{1,2}-rc[1-9]", "2.10.0-rc1"),
-    "licence_plate": ("A licence plate.", r"[A-Z]{1,3}-[A-Z]{1,2} [1-9][0-9]{0,3}", "B-XY 123"),
-}  # fmt: skip
+    "version": (
+        "The version of a release candidate.",
+        r"[0-9]\.[0-9]{1,2}\.[0-9]{1,2}-rc[1-9]",
+        "2.10.0-rc1",
+    ),
+    "licence plate": ("A licence plate.", r"[A-Z]{1,3}-[A-Z]{1,2} [1-9][0-9]{0,3}", "B-XY 123"),
+}
 MOLECULES = ("ethanol", "benzene", "acetic acid", "caffeine", "cyclohexane", "glycine")
 
 Check = Callable[[str], bool]
@@ -201,8 +213,6 @@ KINDS = ("schemas", "functions", "extraction", "patterns", "molecules", "sql", "
 
 def _json(problem: Problem, schema: Any) -> Problem:
     """The problem with a schema as its constraint, checked by the package jsonschema."""
-    from dataclasses import replace
-
     return replace(
         problem, constraint=JsonSchema(schema), check=partial(is_document, schema), schema=schema
     )

@@ -67,6 +67,7 @@ class Setting:
     tokens: int
     seed: int
     peers: Path
+    python: Path | None
     model: str
     notes: list[str] = field(default_factory=list)
 

@@ -1,9 +1,9 @@
 """Constrained decoding by other libraries on the same checkpoint: validity and tokens per second.
 
-JSON problems, temperature 1, one text at a time. Each library runs in its own process, in the
-environment that has it: llguidance or xgrammar behind transformers in this one or in `transformers`
-of --peers-dir, vLLM in `vllm` of it (`make peers`). All of them mask, so their distance from the
-conditional law is that of `mask` in part kl.
+JSON problems, temperature 1, one text at a time. Each library runs in its own process, in an
+environment that has it: llguidance or xgrammar behind transformers in this one, in that of
+--python, or in `transformers` of --peers-dir; vLLM in `vllm` of it (`make peers`). All of them mask,
+so their distance from the conditional law is that of `mask` in part kl.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _request(
 def _python_with(engine: str, setting: Setting) -> str | None:
     """A Python that can import what an engine needs."""
     peer = setting.peers / ENGINES[engine] / "bin" / "python"
-    for python in (sys.executable, str(peer.absolute())):
+    others = [] if setting.python is None else [str(setting.python.absolute())]
+    for python in (sys.executable, *others, str(peer.absolute())):
         code = f"import {engine}" if engine == "vllm" else f"import {engine}, transformers"
         try:
             done = subprocess.run([python, "-c", code], capture_output=True, timeout=120)

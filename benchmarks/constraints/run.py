@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     parser.add_argument("--models-dir", type=Path, default=Path("runs/models"))
     parser.add_argument("--peers-dir", type=Path, default=Path(".peers"))
+    parser.add_argument("--python", type=Path, help="of an environment with peers")
     parser.add_argument("--out", type=Path, default=Path("runs/constraints"))
     given = parser.parse_args()
     chosen = {name: getattr(given, name) or value for name, value in DEFAULTS[given.part].items()}
@@ -56,6 +57,7 @@ def main() -> None:
         data=given.data_dir if given.data_dir.exists() else None,
         models=given.models_dir,
         peers=given.peers_dir,
+        python=given.python,
         model=given.model,
         seed=given.seed,
         **chosen,

@@ -2,8 +2,8 @@
 
 JSON problems, temperature 1, one text at a time. Each library runs in its own process, in an
 environment that has it: llguidance or xgrammar behind transformers in this one, in that of
---python, or in `transformers` of --peers-dir; vLLM in `vllm` of it (`make peers`). All of them mask,
-so their distance from the conditional law is that of `mask` in part kl.
+--python, or in `transformers` of --peers-dir; vLLM in `vllm` of it (`make peers`). All mask:
+their distance from the conditional law is that of `mask` in part kl.
 """
 
 from __future__ import annotations

@@ -169,6 +169,20 @@ def prompt_of(model: Model, problem: Problem) -> str | list[int]:
     return problem.prompt + "\n"
 
 
+def fits(setting: Setting, model: Model, problem: Problem) -> bool:
+    """Whether a problem with its answer fits into the context of a model; a note if not."""
+    prompt = prompt_of(model, problem)
+    num = len(model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+    if num + setting.tokens <= model.target.context:
+        return True
+    setting.skip(
+        f"{problem.kind}, {problem.name}",
+        f"{num} tokens and an answer of {setting.tokens} exceed the context of "
+        f"{model.target.context}",
+    )
+    return False
+
+
 def log_likelihood(sample: Sample) -> float:
     """Log-probability of a sample under the unconstrained model; needs `logprobs=0`."""
     assert sample.logprobs is not None

@@ -18,6 +18,7 @@ from constraints.common import (
     OnDemand,
     Row,
     Setting,
+    fits,
     generated,
     log_likelihood,
     prompt_of,
@@ -52,6 +53,8 @@ def run(setting: Setting) -> None:
                     key = f"{name}, {problem.kind}, {problem.name}, {how}"
                     if key not in store.rows and needed.model is None:
                         break
+                    if key not in store.rows and not fits(setting, needed.model, problem):
+                        continue
 
                     def made(n: OnDemand = needed, p: tasks.Problem = problem, h: str = how) -> Row:
                         assert n.model is not None

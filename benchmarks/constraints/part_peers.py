@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from constraints import tasks
-from constraints.common import Row, Setting, loaded, prompt_of, table
+from constraints.common import Row, Setting, fits, loaded, prompt_of, table
 from forerun.api import Model
 
 KINDS = ("schemas", "functions", "extraction")
@@ -33,6 +33,7 @@ def run(setting: Setting) -> None:
     model = loaded(setting, setting.model, max_seqs=4)
     if model is None:
         return
+    problems = [one for one in problems if fits(setting, model, one)]
     folder = setting.models / setting.model
     if not folder.exists():
         setting.skip("peers", f"{folder} is missing; give --models-dir the folder of checkpoints")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from constraints import tasks
-from constraints.common import OnDemand, Row, Setting, prompt_of, table
+from constraints.common import OnDemand, Row, Setting, fits, prompt_of, table
 from forerun.api import Model
 from forerun.bench.metrics import speed_of
 from forerun.bench.timers import Clock, freeze_old_objects
@@ -41,18 +41,23 @@ def run(setting: Setting) -> None:
     for kind in KINDS:
         for at, problem in enumerate(list(tasks.problems(kind, None))[: setting.problems]):
             for repeat in range(setting.repeats):
-                keys.append((kind, problem.name, repeat))
                 for way in list(WAYS)[:: 1 if (at + repeat) % 2 == 0 else -1]:
                     key = f"{kind}, {problem.name}, {repeat}, {way}"
                     if key in store.rows:
                         continue
                     if needed.model is None:
                         return
+                    if not fits(setting, needed.model, problem):
+                        break
                     if not is_warm:
                         _warm_up(needed.model, problem, setting)
                         is_warm = True
                     row = _row(needed.model, problem, way, repeat, setting)
                     store.row(key, lambda row=row: row)
+                else:
+                    keys.append((kind, problem.name, repeat))
+    if not keys:
+        return
     setting.write("speed", _ratios(store.rows, keys, setting), _masks(store.rows, setting))
 
 

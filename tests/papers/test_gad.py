@@ -155,6 +155,18 @@ def test_a_text_outside_of_the_trap_changes_nothing() -> None:
     assert law_of(trie, TRAP3, law) == before
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_texts_far_below_rounding_keep_their_ratios(order: tuple[int, ...]) -> None:
+    """Bounds of 1e-40 that are what is left of 1: differences of doubles would end at 1e-17."""
+    words = [(0,) * 40, (0, 1) * 20, (1, *(0,) * 39)]
+    law, trie = coin(0.1, 40), Trie()
+    wanted = conditional(words, law)
+    for number in order:
+        visit(trie, words, law, words[number])
+    assert trie.bound(()) == pytest.approx(0.09**20, rel=1e-9)
+    assert law_of(trie, words, law) == pytest.approx(wanted, rel=1e-9)
+
+
 def test_bounds_never_rise_and_end_at_the_true_ones() -> None:
     """Random language of words of 1 to 6 bits, i.i.d. law with an end: c by plain recursion."""
     rng = np.random.default_rng(3)

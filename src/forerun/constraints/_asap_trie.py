@@ -11,6 +11,8 @@ import numpy as np
 
 from forerun.errors import ConfigError
 
+MIN_SHARE = 1e-3  # of a sum that subtractions may leave; below it rounding would show
+
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -24,6 +26,7 @@ class Node:
     prob: float  # of its last token, given the prefix above
     mass: float
     bound: float
+    exact: float  # the bound when it was last summed; since then falls were subtracted from it
     known: dict[int, Node] = field(default_factory=dict)
     ids: np.ndarray | None = None
     probs: np.ndarray | None = None
@@ -38,6 +41,11 @@ class Node:
             bounds = np.array([node.bound for node in self.known.values()])
             found[at[is_in]] = bounds[is_in]
         return found
+
+    def sum_again(self) -> None:
+        """Sums the bound from its parts if most of it was subtracted since the last time."""
+        if self.bound < MIN_SHARE * self.exact and self.ids is not None and self.probs is not None:
+            self.bound = self.exact = float(self.probs @ self.weights(self.ids))
 
 
 class Trie:
@@ -76,7 +84,7 @@ class Trie:
         node = self.root if above is None else above.known.get(token)
         if node is None:
             mass = min(float(probs.sum()), 1.0)
-            node = Node(above, _prob_of(above, token), mass, mass)
+            node = Node(above, _prob_of(above, token), mass, mass, mass)
             if above is None:
                 self.root = node
             else:
@@ -84,6 +92,9 @@ class Trie:
             self.num_nodes += 1
             _lower(node, 1.0)
         self._keep(node, ids, probs)
+        before = node.bound
+        node.sum_again()
+        _lower(node, before)
         return node
 
     def find(self, path: Many[int]) -> Node | None:
@@ -109,7 +120,7 @@ class Trie:
         trie, made = cls(max_bytes), list[Node]()
         for token, at, prob, mass in nodes:
             above = made[at] if at >= 0 else None
-            node = Node(above, prob, mass, mass)
+            node = Node(above, prob, mass, mass, mass)
             if above is None:
                 trie.root = node
             else:
@@ -170,7 +181,10 @@ def _prob_of(above: Node | None, token: int) -> float:
 def _lower(node: Node, before: float) -> None:
     """Propagates a bound that has fallen from `before` to the nodes above."""
     fall = before - node.bound
-    while node.above is not None and fall > 0:
+    while node.above is not None and fall != 0.0:
         fall *= node.prob
         node = node.above
-        node.bound = max(node.bound - fall, 0.0)
+        before = node.bound
+        node.bound = max(before - fall, 0.0)
+        node.sum_again()
+        fall = before - node.bound

@@ -58,23 +58,27 @@ def hugging_face(engine: str, request: dict[str, Any]) -> list[Answer]:
 def llguidance(tokenizer: Any, model: Any) -> Callable[[Any], Any]:
     """Makes a logits processor of a schema, by the library's own functions."""
     import llguidance.hf
-    import llguidance.torch
+    import llguidance.numpy
+    import numpy as np
+    import torch
     from llguidance import LLMatcher
 
-    vocabulary = llguidance.hf.from_tokenizer(tokenizer, n_vocab=model.config.vocab_size)
+    size = model.config.vocab_size
+    vocabulary = llguidance.hf.from_tokenizer(tokenizer, n_vocab=size)
 
     def make(schema: Any) -> Any:
         matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-        bits = llguidance.torch.allocate_token_bitmask(1, model.config.vocab_size)
-        last: list[int] = []
+        words = llguidance.numpy.allocate_token_bitmask(1, size)
+        is_begun: list[bool] = []
 
         def process(ids: Any, scores: Any) -> Any:
-            if last:
+            if is_begun:
                 matcher.consume_token(int(ids[0, -1]))
-            last[:] = [int(ids[0, -1])]
-            llguidance.torch.fill_next_token_bitmask(matcher, bits, 0)
-            llguidance.torch.apply_token_bitmask_inplace(scores, bits)
-            return scores
+            is_begun.append(True)
+            llguidance.numpy.fill_next_token_bitmask(matcher, words, 0)
+            # its own apply_token_bitmask_inplace compiles with torch for a minute
+            bits = np.unpackbits(words.view(np.uint8)[0], bitorder="little")[:size]
+            return scores.masked_fill(~torch.from_numpy(bits.view(bool)), -torch.inf)
 
         return process
 

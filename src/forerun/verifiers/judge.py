@@ -85,7 +85,9 @@ class Head:
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
         """Log-odds [n] that tokens with hidden states [n, d] are correct."""
-        return rows @ self.weight + self.bias
+        # not rows @ weight: OpenBLAS sets the floating-point flag "invalid" for some widths of
+        # finite numbers, and numpy warns
+        return np.einsum("nd,d->n", rows, self.weight) + self.bias
 
     def save(self, path: Path) -> None:
         """Writes the file that `read_head` reads."""

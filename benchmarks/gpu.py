@@ -14,9 +14,10 @@ Parts, the most important first. Each runs in its own process with its own time 
     training     tokens per second of the training loop
     tests        the unit tests of the GPU code
 
-A part that fails, hangs or runs out of time is a row that says so, and the next one runs. After
-every part DIR/gpu.json and the table DIR/gpu.md are written; DIR/gpu.log has the output of all
-parts. Without CUDA, --smoke is the default. Nothing is downloaded. Exit status 1: a part failed.
+A part that fails, hangs or runs out of time has a row with the reason, and the next one runs.
+After every part, and after Ctrl-C, DIR/gpu.json and the table DIR/gpu.md are written; DIR/gpu.log
+has the output of all parts. Without CUDA, --smoke is the default. Nothing is downloaded.
+Exit status 1: a part failed.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ if find_spec("forerun") is None:  # a checkout that is not installed
 import scripts  # noqa: E402
 from gpu_parts.report import OutOfTime, Report, Row, read  # noqa: E402
 
+from forerun.cli._signals import as_interrupts, interrupted  # noqa: E402
+from forerun.cli._stdio import end  # noqa: E402
+from forerun.errors import ConfigError  # noqa: E402
+
 
 @dataclass(frozen=True)
 class Part:
@@ -65,12 +70,18 @@ PARTS = {
 }
 PREPARE = Part("", "prepare", 100, "prepared during (a)")  # seconds after which no part waits
 GRACE = 5.0  # seconds between a part's own limit and its end by a signal
-RESERVE = 4.0  # seconds at the end, for what is written
+KILL = 3.0  # seconds that each of two signals is given
+RESERVE = 2 * KILL + 2.0  # seconds at the end: signals, and writing results
+MIN_SECONDS = 5.0  # a part with less is not started
+NEED_PREPARED = {"correctness", "decoding", "hosttime"}  # parts that use what `prepare` makes
 
 
 @dataclass
 class Result:
-    """What came of a part. status: "done", "out of time", "killed", "failed" or "no time left"."""
+    """Rows and facts of a part.
+
+    status: "done", "out of time", "killed", "failed", "interrupted" or "no time left".
+    """
 
     name: str
     status: str = "no time left"
@@ -109,7 +120,7 @@ class Child:
             return None
 
     def wait_until(self, moment: float) -> None:
-        """Until it has ended, or the moment has come."""
+        """Waits until it has ended, or until `moment`."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(moment - time.monotonic(), 0.0))
 
@@ -119,12 +130,12 @@ class Child:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, kind)
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(3.0)
+                self.process.wait(KILL)
         self._log.close()
 
 
 def environment(name: str, options: argparse.Namespace) -> dict[str, str]:
-    """That of a child: it finds forerun as this process does, and goes to no network."""
+    """The variables of a child: forerun is found as in this process; the network is not used."""
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     found |= {"TOKENIZERS_PARALLELISM": "false"}
@@ -136,7 +147,7 @@ def environment(name: str, options: argparse.Namespace) -> dict[str, str]:
 
 
 def part(options: argparse.Namespace) -> int:
-    """What a child does: one part, its rows as they come."""
+    """Runs one part in a child; rows are written as they come."""
     from gpu_parts.setting import Setting
 
     report = Report(options.rows, options.limit, is_timed=not options.smoke)
@@ -184,22 +195,33 @@ def run_part(name: str, options: argparse.Namespace, work: Path, seconds: float)
     child = Child(name, options, work, seconds)
     try:
         status = child.wait(seconds + GRACE)
+        how = "killed" if status is None else "done" if status == 0 else "failed"
+    except KeyboardInterrupt:
+        status, how = None, "interrupted"
     finally:
         child.kill()
     found.seconds = time.monotonic() - start
     found.rows, found.facts = read(child.rows)
-    found.status = found.facts.pop("status", "done" if status == 0 else "failed")
-    if status is None:
-        found.status = "killed"
-    error = found.facts.get("error", "")
-    if found.status in ("failed", "killed"):
-        why = {"killed": f"it did not end within {seconds:.0f} s"}.get(found.status, error)
-        why = why or f"its process ended with status {status}: see gpu.log"
-        found.rows.append(Row("FAILED", why))
-    if found.status == "out of time":
-        found.rows.append(Row("stopped", f"at its limit of {seconds:.0f} s"))
+    own = found.facts.pop("status", how)
+    found.status = how if status is None else own
+    found.rows += ending(found, status)
     print(f"({PARTS[name].letter}) {found.status} after {found.seconds:.1f} s", flush=True)
     return found
+
+
+def ending(found: Result, status: int | None) -> list[Row]:
+    """A row with the reason if a part did not run to its end."""
+    match found.status:
+        case "failed":
+            why = f"its process ended with status {status}: see gpu.log"
+            return [Row("FAILED", found.facts.get("error") or why)]
+        case "killed":
+            return [Row("FAILED", f"it did not end within {found.limit:.0f} s")]
+        case "out of time":
+            return [Row("stopped", f"at its limit of {found.limit:.0f} s")]
+        case "interrupted":
+            return [Row("stopped", "by a signal")]
+    return []
 
 
 def table(results: list[Result], smoke: bool) -> str:
@@ -245,43 +267,63 @@ def main() -> int:
     options = parsed()
     if options.part:
         return part(options)
-    start = time.monotonic()
+    start, results = time.monotonic(), list[Result]()
+    if find_spec("triton") is None:
+        scripts.skip("the kernels need triton; pip install -c constraints.txt '.[cuda]'")
+    prepare_folder(options)
     if not options.smoke:
         import torch
 
         options.smoke = not torch.cuda.is_available()
     if options.smoke:
         print("not a GPU: smoke only, tiny sizes by Triton's interpreter", flush=True)
-    if find_spec("triton") is None:
-        scripts.skip("the kernels need triton; pip install -c constraints.txt '.[cuda]'")
-    options.out = options.out.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "gpu.log").write_text("")
-    results: list[Result] = []
-    write(options, results, start)  # an earlier run's figures must not pass for this one's
-    with tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
-        work = Path(folder)
-        needs_model = {"decoding", "hosttime"} & set(options.parts)
-        preparing = Child("prepare", options, work, options.limit) if needs_model else None
-        try:
-            for name, own in options.parts.items():
-                if preparing is not None and name != "correctness":
-                    preparing.wait_until(start + PREPARE.seconds)
-                left = options.limit - (time.monotonic() - start) - GRACE - RESERVE
-                seconds = min(own, left)
-                if seconds < 5.0:
-                    results.append(Result(name))
-                else:
-                    results.append(run_part(name, options, work, seconds))
-                write(options, results, start)
-            write(options, results, start, is_finished=True)
-        finally:
-            if preparing is not None:
-                preparing.kill()
+    write(options, results, start)  # replaces the figures of an earlier run
+    try:
+        with as_interrupts(), tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
+            run_parts(options, Path(folder), start, results)
+    except KeyboardInterrupt:
+        return end(f"interrupted; results so far in {options.out}", interrupted())
     print(table(results, options.smoke))
     print(f"{time.monotonic() - start:.0f} s; results in {options.out}")
     is_empty = all(result.status == "no time left" for result in results)
     return int(is_empty or any(result.status in ("failed", "killed") for result in results))
+
+
+def prepare_folder(options: argparse.Namespace) -> None:
+    """Makes the folder of results, with an empty log. Raises ConfigError."""
+    options.out = options.out.resolve()
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "gpu.log").write_text("")
+    except OSError as cause:
+        raise ConfigError(
+            f"cannot write results to {options.out}: {cause.strerror}; give --out another folder"
+        ) from cause
+
+
+def run_parts(options: argparse.Namespace, work: Path, start: float, results: list[Result]) -> None:
+    """Runs all chosen parts, and writes the results after each. Raises KeyboardInterrupt."""
+    last = start + options.limit - GRACE - RESERVE  # no part may end later by itself
+    ready = min(start + PREPARE.seconds, last - MIN_SECONDS)
+    preparing = None
+    if NEED_PREPARED & options.parts.keys():
+        preparing = Child("prepare", options, work, options.limit)
+    try:
+        for name, own in options.parts.items():
+            if preparing is not None and name != "correctness":
+                preparing.wait_until(ready)
+            seconds = min(own, last - time.monotonic())
+            found = Result(name)
+            if seconds >= MIN_SECONDS:
+                found = run_part(name, options, work, seconds)
+            results.append(found)
+            write(options, results, start)
+            if found.status == "interrupted":
+                raise KeyboardInterrupt
+        write(options, results, start, is_finished=True)
+    finally:
+        if preparing is not None:
+            preparing.kill()
 
 
 def parsed() -> argparse.Namespace:

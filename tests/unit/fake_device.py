@@ -1,8 +1,8 @@
-"""A device that is none: tensors that say they lie on "meta", with values that only ops may touch.
+"""A fake device: tensors on "meta" with values that only ops can read.
 
-While a `Watch` is on, everything that is made on "meta" has values, and the watch notes what makes
-a host wait for a GPU: numbers and copies that come to the host, shapes that depend on values, and
-copies to the device that are not marked as non-blocking.
+While a `Watch` is on, everything made on "meta" has values, and the watch records what makes a host
+wait for a GPU: numbers and copies that come to the host, shapes that depend on values, and copies
+to the device that are not marked as non-blocking.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ WAITS = ("number", "shape", "to host", "to device, blocking")
 
 @pytest.fixture(autouse=True)
 def _no_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In it torch does not show all ops to those who watch."""
+    """In inference mode torch does not show all ops to a dispatch mode."""
     call = TorchDecoder.__call__.__wrapped__  # type: ignore[attr-defined]
     monkeypatch.setattr(TorchDecoder, "__call__", torch.no_grad()(call))
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
@@ -162,10 +162,10 @@ def num_shapes(engine: Engine) -> int:
     "drafter", ["stand", pytest.param("stand:scope=tenant", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=NAMES)
-def test_texts_and_what_is_learned_are_those_of_the_host(
+def test_texts_and_memories_equal_those_of_the_host(
     drafter: str, sampling: Sampling, passes: str
 ) -> None:
-    """A device gives the largest entries alone, and the host whole laws."""
+    """A device returns only the largest entries, the host whole distributions."""
     found = []
     for device in (torch.device("cpu"), AWAY):
         how = passes if device == AWAY else "torch"
@@ -192,7 +192,7 @@ def test_texts_and_what_is_learned_are_those_of_the_host(
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[None]:
-    """Tensors of the device have values in the block."""
+    """A block in which tensors of the device have values."""
     if device != AWAY:
         yield
         return
@@ -214,7 +214,7 @@ def watched(device: torch.device) -> Iterator[None]:
         lambda x: x.copy_(torch.arange(3.0)),
     ],
 )
-def test_the_watch_sees_what_waits(wait: Callable[[torch.Tensor], object]) -> None:
+def test_the_watch_sees_waits(wait: Callable[[torch.Tensor], object]) -> None:
     with Watch() as watch:
         x = torch.arange(3.0).to(AWAY, non_blocking=True)
         assert [kind for kind, _ in watch.events] == ["to device"]

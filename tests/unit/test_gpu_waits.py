@@ -152,6 +152,20 @@ def test_a_step_waits_for_its_verdict_and_for_nothing_else(
         assert bool(drafted) == (drafter != "none") and len(steps) == 10
 
 
+@pytest.mark.parametrize("drafter", ["lookahead", "token_recycling"])
+def test_drafters_that_read_rows_of_a_device_do_not_fail(
+    drafter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = []
+    for device in (torch.device("cpu"), AWAY):
+        with watched(device), running(device, drafter, SAMPLINGS[1]) as (engine, seqs, steps):
+            for _ in range(9):
+                engine.step()
+            texts.append([seq.tokens for seq in seqs])
+            assert sum(step.num_nodes for step in steps)
+    assert texts[0] == texts[1] and "failed" not in caplog.text
+
+
 def num_shapes(engine: Engine) -> int:
     """Shapes with a graph."""
     graphs = getattr(engine.target.decode, "_graphs", {})  # type: ignore[attr-defined]
@@ -222,3 +236,20 @@ def test_the_watch_sees_waits(wait: Callable[[torch.Tensor], object]) -> None:
         assert not watch.count(*WAITS)
         wait(x)
         assert watch.count(*WAITS)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x + torch.ones(3),
+        lambda x: torch.cat([x, torch.ones(3)]),
+        lambda x: x.gather(0, torch.arange(2)),
+        lambda x: torch.where(torch.ones(3) > 0, x, 0.0),
+    ],
+)
+def test_tensors_of_both_devices_fail(mix: Callable[[torch.Tensor], object]) -> None:
+    with Watch():
+        x = torch.ones(3, device=AWAY)
+        assert (x + torch.tensor(1.0)).sum().cpu() == 6.0
+        with pytest.raises(RuntimeError, match="the same device"):
+            mix(x)

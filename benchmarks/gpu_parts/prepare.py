@@ -19,8 +19,10 @@ def run(report: Report, setting: Setting) -> None:
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(write_model, report, setting)
         start = time.perf_counter()
-        compile_kernels()
-        (setting.work / COMPILED).touch()
+        try:
+            compile_kernels()
+        finally:  # after a failure nothing is left to wait for
+            (setting.work / COMPILED).touch()
         report.add("Numba's kernels", time.perf_counter() - start, "s")
         written.result()
 

@@ -353,11 +353,17 @@ def limits(text: str) -> dict[str, float]:
     unknown = [name for name in asked if name not in PARTS]
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown part {unknown[0]!r}; use {', '.join(PARTS)}")
-    return {
+    found = {
         name: scripts.measure(asked[name]) if asked[name] else one.seconds
         for name, one in PARTS.items()
         if name in asked
     }
+    for name, seconds in found.items():
+        if seconds < MIN_SECONDS:
+            raise argparse.ArgumentTypeError(
+                f"{name}={seconds:g} is too short; a part needs at least {MIN_SECONDS:g} seconds"
+            )
+    return found
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def run(report: Report, setting: Setting) -> None:
             taken[name].tokens.append(tokens)
             taken[name].samples += samples
         show(report, taken, number + 1)
+        on_graphs = getattr(model.target.decode, "is_trusted", False)  # type: ignore[attr-defined]
+        report.add("passes run on graphs", int(on_graphs), least=1)
 
 
 def loaded(setting: Setting) -> Model:

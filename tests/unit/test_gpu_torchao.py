@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits on a GPU: refused where they cannot be, and as good as their bits say."""
+"""Weights in 8 or 4 bits on a GPU: refused where unsupported; errors within bounds elsewhere."""
 
 from __future__ import annotations
 

@@ -14,15 +14,15 @@ Parts, the most important first. Each runs in its own process with its own time 
     training     tokens per second of the training loop
     tests        the unit tests of the GPU code
 
-A part that fails, hangs or runs out of time is a row that says so, and the next one runs. After
-every part DIR/gpu.json and the table DIR/gpu.md are written; DIR/gpu.log has the output of all
-parts. Without CUDA, --smoke is the default. Nothing is downloaded. Exit status 1: a part failed.
+A part that fails, hangs or runs out of time has a row with the reason, and the next one runs.
+After every part, and after Ctrl-C, DIR/gpu.json and the table DIR/gpu.md are written; DIR/gpu.log
+has the output of all parts. Without CUDA, --smoke is the default. Nothing is downloaded.
+Exit status 1: a part failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -31,7 +31,6 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,42 +41,18 @@ if find_spec("forerun") is None:  # a checkout that is not installed
     sys.path.insert(0, str(HERE.parents[1] / "src"))
 
 import scripts  # noqa: E402
-from gpu_parts.report import OutOfTime, Report, Row, read  # noqa: E402
+from gpu_parts.report import OutOfTime, Report, read  # noqa: E402
+from gpu_parts.results import PARTS, PREPARE, Result, ending, table, write  # noqa: E402
 
+from forerun.cli._signals import as_interrupts, interrupted  # noqa: E402
+from forerun.cli._stdio import end  # noqa: E402
+from forerun.errors import ConfigError  # noqa: E402
 
-@dataclass(frozen=True)
-class Part:
-    """One part: its module, its seconds, and a letter for the table."""
-
-    letter: str
-    module: str
-    seconds: float
-    title: str
-
-
-PARTS = {
-    "correctness": Part("a", "correctness", 120, "correctness"),
-    "passes": Part("b", "passes", 110, "passes"),
-    "decoding": Part("c", "decoding", 150, "decoding, the reasoner padded to 1B"),
-    "hosttime": Part("d", "hosttime", 50, "where the time of a step goes"),
-    "training": Part("e", "training", 45, "training"),
-    "tests": Part("f", "unit_tests", 60, "unit tests"),
-}
-PREPARE = Part("", "prepare", 100, "prepared during (a)")  # seconds after which no part waits
 GRACE = 5.0  # seconds between a part's own limit and its end by a signal
-RESERVE = 4.0  # seconds at the end, for what is written
-
-
-@dataclass
-class Result:
-    """What came of a part. status: "done", "out of time", "killed", "failed" or "no time left"."""
-
-    name: str
-    status: str = "no time left"
-    seconds: float = 0.0
-    limit: float = 0.0
-    rows: list[Row] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+KILL = 3.0  # seconds that each of two signals is given
+RESERVE = 2 * KILL + 2.0  # seconds at the end: signals, and writing results
+MIN_SECONDS = 5.0  # a part with less is not started
+NEED_PREPARED = {"correctness", "decoding", "hosttime"}  # parts that use what `prepare` makes
 
 
 class Child:
@@ -109,7 +84,7 @@ class Child:
             return None
 
     def wait_until(self, moment: float) -> None:
-        """Until it has ended, or the moment has come."""
+        """Waits until it has ended, or until `moment`."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(moment - time.monotonic(), 0.0))
 
@@ -119,12 +94,12 @@ class Child:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, kind)
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(3.0)
+                self.process.wait(KILL)
         self._log.close()
 
 
 def environment(name: str, options: argparse.Namespace) -> dict[str, str]:
-    """That of a child: it finds forerun as this process does, and goes to no network."""
+    """The variables of a child: forerun is found as in this process; the network is not used."""
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     found |= {"TOKENIZERS_PARALLELISM": "false"}
@@ -136,7 +111,7 @@ def environment(name: str, options: argparse.Namespace) -> dict[str, str]:
 
 
 def part(options: argparse.Namespace) -> int:
-    """What a child does: one part, its rows as they come."""
+    """Runs one part in a child; rows are written as they come."""
     from gpu_parts.setting import Setting
 
     report = Report(options.rows, options.limit, is_timed=not options.smoke)
@@ -184,104 +159,81 @@ def run_part(name: str, options: argparse.Namespace, work: Path, seconds: float)
     child = Child(name, options, work, seconds)
     try:
         status = child.wait(seconds + GRACE)
+        how = "killed" if status is None else "done" if status == 0 else "failed"
+    except KeyboardInterrupt:
+        status, how = None, "interrupted"
     finally:
         child.kill()
     found.seconds = time.monotonic() - start
     found.rows, found.facts = read(child.rows)
-    found.status = found.facts.pop("status", "done" if status == 0 else "failed")
-    if status is None:
-        found.status = "killed"
-    error = found.facts.get("error", "")
-    if found.status in ("failed", "killed"):
-        why = {"killed": f"it did not end within {seconds:.0f} s"}.get(found.status, error)
-        why = why or f"its process ended with status {status}: see gpu.log"
-        found.rows.append(Row("FAILED", why))
-    if found.status == "out of time":
-        found.rows.append(Row("stopped", f"at its limit of {seconds:.0f} s"))
+    own = found.facts.pop("status", how)
+    found.status = how if status is None else own
+    found.rows += ending(found, status)
     print(f"({PARTS[name].letter}) {found.status} after {found.seconds:.1f} s", flush=True)
     return found
-
-
-def table(results: list[Result], smoke: bool) -> str:
-    """All rows as Markdown."""
-    lines = ["**Not a GPU: smoke only.** No time below means anything.", ""] if smoke else []
-    facts = next((r.facts["machine"] for r in results if "machine" in r.facts), {})
-    if facts:
-        names = ("gpu", "nvidia_smi", "cpu", "torch", "triton", "cuda", "transformers", "revision")
-        lines += [", ".join(f"{name} {facts[name]}" for name in names if facts.get(name)), ""]
-    lines += ["| part | what | value | goal | | note |", "|---|---|---|---|---|---|"]
-    for result in results:
-        letter = PARTS[result.name].letter
-        lines.append(f"| {letter} | **{PARTS[result.name].title}: {result.status}** | "
-                     f"{result.seconds:.0f} s | <= {result.limit:.0f} s | | |")  # fmt: skip
-        for row in result.rows:
-            value = row.value if isinstance(row.value, str) else f"{row.value:.4g} {row.unit}"
-            cells = (letter, row.name, value.strip(), row.goal, row.verdict, row.note)
-            lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def write(
-    options: argparse.Namespace, results: list[Result], start: float, *, is_finished: bool = False
-) -> None:
-    """Both files of results, each whole or not at all."""
-    facts = {
-        "format": 1,
-        "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
-        "is_gpu": not options.smoke,
-        "limit": options.limit,
-        "is_finished": is_finished,
-        "seconds": time.monotonic() - start,
-        "parts": [asdict(result) for result in results],
-    }
-    texts = {"gpu.json": json.dumps(facts, indent=1), "gpu.md": table(results, options.smoke)}
-    for name, text in texts.items():
-        part = options.out / f".{name}"
-        part.write_text(text)
-        os.replace(part, options.out / name)
 
 
 def main() -> int:
     options = parsed()
     if options.part:
         return part(options)
-    start = time.monotonic()
+    start, results = time.monotonic(), list[Result]()
+    if find_spec("triton") is None:
+        scripts.skip("the kernels need triton; pip install -c constraints.txt '.[cuda]'")
+    prepare_folder(options)
     if not options.smoke:
         import torch
 
         options.smoke = not torch.cuda.is_available()
     if options.smoke:
         print("not a GPU: smoke only, tiny sizes by Triton's interpreter", flush=True)
-    if find_spec("triton") is None:
-        scripts.skip("the kernels need triton; pip install -c constraints.txt '.[cuda]'")
-    options.out = options.out.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "gpu.log").write_text("")
-    results: list[Result] = []
-    write(options, results, start)  # an earlier run's figures must not pass for this one's
-    with tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
-        work = Path(folder)
-        needs_model = {"decoding", "hosttime"} & set(options.parts)
-        preparing = Child("prepare", options, work, options.limit) if needs_model else None
-        try:
-            for name, own in options.parts.items():
-                if preparing is not None and name != "correctness":
-                    preparing.wait_until(start + PREPARE.seconds)
-                left = options.limit - (time.monotonic() - start) - GRACE - RESERVE
-                seconds = min(own, left)
-                if seconds < 5.0:
-                    results.append(Result(name))
-                else:
-                    results.append(run_part(name, options, work, seconds))
-                write(options, results, start)
-            write(options, results, start, is_finished=True)
-        finally:
-            if preparing is not None:
-                preparing.kill()
+    write(options, results, start)  # replaces the figures of an earlier run
+    try:
+        with as_interrupts(), tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
+            run_parts(options, Path(folder), start, results)
+    except KeyboardInterrupt:
+        return end(f"interrupted; results so far in {options.out}", interrupted())
     print(table(results, options.smoke))
     print(f"{time.monotonic() - start:.0f} s; results in {options.out}")
     is_empty = all(result.status == "no time left" for result in results)
     return int(is_empty or any(result.status in ("failed", "killed") for result in results))
+
+
+def prepare_folder(options: argparse.Namespace) -> None:
+    """Makes the folder of results, with an empty log. Raises ConfigError."""
+    options.out = options.out.resolve()
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "gpu.log").write_text("")
+    except OSError as cause:
+        raise ConfigError(
+            f"cannot write results to {options.out}: {cause.strerror}; give --out another folder"
+        ) from cause
+
+
+def run_parts(options: argparse.Namespace, work: Path, start: float, results: list[Result]) -> None:
+    """Runs all chosen parts, and writes the results after each. Raises KeyboardInterrupt."""
+    last = start + options.limit - GRACE - RESERVE  # no part may end later by itself
+    ready = min(start + PREPARE.seconds, last - MIN_SECONDS)
+    preparing = None
+    if NEED_PREPARED & options.parts.keys():
+        preparing = Child("prepare", options, work, options.limit)
+    try:
+        for name, own in options.parts.items():
+            if preparing is not None and name != "correctness":
+                preparing.wait_until(ready)
+            seconds = min(own, last - time.monotonic())
+            found = Result(name)
+            if seconds >= MIN_SECONDS:
+                found = run_part(name, options, work, seconds)
+            results.append(found)
+            write(options, results, start)
+            if found.status == "interrupted":
+                raise KeyboardInterrupt
+        write(options, results, start, is_finished=True)
+    finally:
+        if preparing is not None:
+            preparing.kill()
 
 
 def parsed() -> argparse.Namespace:
@@ -311,11 +263,17 @@ def limits(text: str) -> dict[str, float]:
     unknown = [name for name in asked if name not in PARTS]
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown part {unknown[0]!r}; use {', '.join(PARTS)}")
-    return {
+    found = {
         name: scripts.measure(asked[name]) if asked[name] else one.seconds
         for name, one in PARTS.items()
         if name in asked
     }
+    for name, seconds in found.items():
+        if seconds < MIN_SECONDS:
+            raise argparse.ArgumentTypeError(
+                f"{name}={seconds:g} is too short; a part needs at least {MIN_SECONDS:g} seconds"
+            )
+    return found
 
 
 if __name__ == "__main__":

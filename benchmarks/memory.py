@@ -44,7 +44,7 @@ class OneLaw(dict):
 
     def __init__(self, p: np.ndarray, nodes: int) -> None:
         super().__init__(dict.fromkeys(range(-1, nodes), p))
-        self.sampling, self.top_logits = Sampling(), None
+        self.sampling, self.top_entries = Sampling(), None
 
     def unshaped(self) -> None:
         """No logits: the law is there."""

@@ -102,10 +102,10 @@ class KnownLaws:
     """The kept probabilities of an answer from a position on, in the form drafters read."""
 
     def __init__(self, answer: Answer, at: int) -> None:
-        self.answer, self.at, self.top_logits = answer, at, self
+        self.answer, self.at, self.top_entries = answer, at, self
 
     def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
-        """As `TopLogits.entries`; nodes lie on the path of the answer."""
+        """As `TopEntries.entries`; nodes lie on the path of the answer."""
         kept, part = self.answer, slice(self.at, self.at + len(nodes))
         ids, probs = np.array(kept.ids[part]), np.array((kept.raw if is_raw else kept.probs)[part])
         return ids[:, :num].astype(np.int32), probs[:, :num].astype(np.float32)

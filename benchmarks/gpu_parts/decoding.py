@@ -1,4 +1,4 @@
-"""(c) Whole runs: ours and transformers on the same padded reasoner, in turn, prompt by prompt."""
+"""(c) Whole runs of our methods and of transformers on the padded reasoner, prompt by prompt."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from .prepare import wait_for_model
 from .report import Report
 from .setting import Setting
 
-TEMPERATURE, FIRST = 0.6, 500  # of all; the first problem
-TOKENS, ROUNDS = 200, 12  # of an answer, and of prompts, at most
-PARTS = ("draft", "forward", "verify", "other")
+TEMPERATURE, FIRST = 0.6, 500  # of all contestants; the first problem
+TOKENS, ROUNDS = 200, 12  # most tokens of an answer; most prompts
 GAIN, FLOOR, PEER, OUTSIDE = 2.5, 0.98, 3.0, 0.08  # goals
 
 
 @dataclass
 class Timings:
-    """What one contestant has done so far."""
+    """Seconds, tokens and samples of one contestant so far."""
 
     seconds: list[float] = field(default_factory=list)  # of each prompt
     tokens: list[int] = field(default_factory=list)
@@ -70,15 +69,17 @@ def run(report: Report, setting: Setting) -> None:
             taken[name].tokens.append(tokens)
             taken[name].samples += samples
         show(report, taken, number + 1)
+        on_graphs = getattr(model.target.decode, "is_trusted", False)  # type: ignore[attr-defined]
+        report.add("passes run on graphs", int(on_graphs), least=1)
 
 
 def loaded(setting: Setting) -> Model:
-    """The padded reasoner on graphs."""
-    return on_graphs(setting.model, setting, "fp16" if setting.is_smoke else "bf16")
+    """Loads the padded reasoner with graphs."""
+    return load_on_graphs(setting.model, setting, "fp16" if setting.is_smoke else "bf16")
 
 
-def on_graphs(folder: Path, setting: Setting, dtype: str) -> Model:
-    """A model on graphs; in a smoke run Triton's interpreter runs their kernels."""
+def load_on_graphs(folder: Path, setting: Setting, dtype: str) -> Model:
+    """Loads a model with graphs; in a smoke run Triton's interpreter runs the kernels."""
     if not setting.is_smoke:
         return forerun.load(str(folder), device="cuda", dtype=dtype, max_seqs=16)
     from forerun.models import layers
@@ -119,7 +120,7 @@ def own(method: str, model: Model, setting: Setting) -> Contestant:
 
 
 def sampling(setting: Setting, n: int, seed: int) -> Sampling:
-    """That of all contestants."""
+    """The sampling parameters of all contestants."""
     most = 3 if setting.is_smoke else TOKENS
     return Sampling(temperature=TEMPERATURE, n=n, seed=seed, max_new_tokens=most)
 

@@ -1,4 +1,4 @@
-"""(b) What the memory can do, and what a pass costs by its rows, with graphs and without."""
+"""(b) Memory bandwidth, and the time of a pass by its number of rows, on graphs and on torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.roles import Target
 from forerun.core.tree import EMPTY
+from forerun.errors import CapacityError, in_a_line
 from forerun.runner.gpu.graphs import GraphDecoder
 from forerun.runner.model_runner import ModelRunner
 
@@ -27,16 +28,19 @@ SAMPLE = 4 << 30  # bytes that are read and copied
 
 
 def run(report: Report, setting: Setting) -> None:
-    """Limits, then both sizes; the larger one only where it fits."""
+    """Limits, then both sizes; a size that does not fit in memory is a row."""
     limit = limits(report, setting)
     sizes = ("tiny",) if setting.is_smoke else ("1B", "8B")
     for size in sizes:
         report.check(5.0 if not setting.is_smoke else 0.0)
-        measure(report, size, limit, setting)
+        try:
+            measure(report, size, limit, setting)
+        except (torch.OutOfMemoryError, CapacityError) as fault:
+            report.add(f"{size}: not all measured", f"not enough memory: {in_a_line(fault, 150)}")
 
 
 def limits(report: Report, setting: Setting) -> float:
-    """Bytes a second of a read and of a copy; returns the former."""
+    """Writes the bandwidth of a read and of a copy; returns the best read, bytes per second."""
     if setting.is_smoke:
         x = torch.ones(1 << 20)
         read = x.nbytes / best_seconds(x.sum, 3)
@@ -53,7 +57,7 @@ def limits(report: Report, setting: Setting) -> float:
     x = y = torch.empty(0)
     torch.cuda.empty_cache()
     best = read_bandwidth(1, device="cuda") * 1e9
-    report.add("limit of a read, the better of both", best / 1e12, "TB/s")
+    report.add("read limit", best / 1e12, "TB/s")
     return best
 
 
@@ -99,7 +103,7 @@ def measure(report: Report, size: str, limit: float, setting: Setting) -> None:
 def curve(
     report: Report, runner: ModelRunner, seq: Sequence, rows: tuple[int, ...], timed: int
 ) -> dict[int, float]:
-    """Median seconds of a pass by its rows, with what the host does, until its rows are there."""
+    """Median seconds of a pass by its rows, host work included."""
     found = {}
     for num in rows:
         report.check()
@@ -114,7 +118,7 @@ def curve(
 
 
 def median_seconds(work: Callable[[], object], times: int) -> float:
-    """The median of some calls, after some that are not timed: those that compile and record."""
+    """The median of some calls, after warm-up calls that compile and record."""
     seconds, warm = [], min(times, 3)
     for i in range(times + warm):
         start = time.perf_counter()
@@ -174,13 +178,15 @@ def verified(
     seconds: dict[str, float] = {"draft": 0.0, "forward": 0.0, "verify": 0.0}
     steps = 0
 
-    def hear(step) -> None:  # type: ignore[no-untyped-def]
+    def add_times(step) -> None:  # type: ignore[no-untyped-def]
         nonlocal steps
         steps += 1
         for name in seconds:
             seconds[name] += step.times[name]
 
-    engine = Engine(target, Stand(), Speculative(), Fixed(nodes=7), listeners=[hear], max_seqs=num)
+    engine = Engine(
+        target, Stand(), Speculative(), Fixed(nodes=7), listeners=[add_times], max_seqs=num
+    )
     for part in (engine.verifier, engine.target):
         part.warm_up()
     for i in range(num):

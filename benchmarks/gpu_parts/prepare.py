@@ -11,22 +11,24 @@ from .report import Report
 from .setting import Setting
 
 SIZE = "1B"
-READY, FAILED = "ready", "failed"  # files that say how the model came out
+READY, FAILED, COMPILED = "ready", "failed", "compiled"  # marker files in the work folder
 
 
 def run(report: Report, setting: Setting) -> None:
-    """Writes the model that (c) and (d) decode with; meanwhile compiles kernels."""
+    """Writes the model of (c) and (d), and compiles Numba's kernels for all parts."""
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(write_model, report, setting)
-        if not setting.is_smoke:
-            start = time.perf_counter()
+        start = time.perf_counter()
+        try:
             compile_kernels()
-            report.add("Numba's kernels", time.perf_counter() - start, "s")
+        finally:  # after a failure nothing is left to wait for
+            (setting.work / COMPILED).touch()
+        report.add("Numba's kernels", time.perf_counter() - start, "s")
         written.result()
 
 
 def write_model(report: Report, setting: Setting) -> None:
-    """The checkpoint, and a file that says how that went."""
+    """Writes the checkpoint, then a marker file: READY or FAILED."""
     start = time.perf_counter()
     try:
         if setting.is_smoke:
@@ -45,7 +47,7 @@ def write_model(report: Report, setting: Setting) -> None:
 def tiny_model(folder: Path) -> None:
     """A random model of a few thousand weights with the reasoner's tokenizer.
 
-    Of its passes only attention is ours: an interpreter runs that in a moment.
+    Of its passes only attention uses our kernels, which the interpreter runs quickly.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -68,7 +70,7 @@ def copy_tokenizer(folder: Path) -> None:
 
 
 def compile_kernels() -> None:
-    """What a run with each method enters, on the small reasoner; Numba keeps it on disk."""
+    """Runs each method on the small reasoner, so that Numba compiles its kernels to disk."""
     import forerun
     from forerun.verifiers import _gpu as tensor_walk
 
@@ -79,11 +81,23 @@ def compile_kernels() -> None:
 
 
 def wait_for_model(setting: Setting, seconds: float) -> None:
-    """Until the model is there. Raises RuntimeError if it failed, TimeoutError after `seconds`."""
-    end = time.monotonic() + seconds
-    while not (setting.work / READY).exists():
-        if (failed := setting.work / FAILED).exists():
-            raise RuntimeError(f"the model was not written: {failed.read_text()}")
-        if time.monotonic() > end:
-            raise TimeoutError(f"the model was not written within {seconds:.0f} s")
+    """Waits for the model. Raises RuntimeError if it failed, TimeoutError after `seconds`."""
+    if not appears(setting.work / READY, seconds, setting.work / FAILED):
+        raise TimeoutError(f"the model was not written within {seconds:.0f} s")
+    if (failed := setting.work / FAILED).exists():
+        raise RuntimeError(f"the model was not written: {failed.read_text()}")
+
+
+def are_kernels_compiled(setting: Setting, seconds: float) -> bool:
+    """Waits for Numba's kernels for so many seconds; whether they are compiled."""
+    return appears(setting.work / COMPILED, seconds)
+
+
+def appears(file: Path, seconds: float, other: Path | None = None) -> bool:
+    """Waits until one of two files exists; False after so many seconds."""
+    last = time.monotonic() + seconds
+    while not (file.exists() or (other is not None and other.exists())):
+        if time.monotonic() > last:
+            return False
         time.sleep(0.2)
+    return True

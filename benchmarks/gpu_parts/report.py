@@ -50,9 +50,9 @@ class OutOfTime(Exception):
 
 
 class Report:
-    """Where one part writes its rows, and how many seconds it has left.
+    """The file that one part writes its rows to, and its time limit.
 
-    is_timed: whether goals of speed count; on a CPU they mean nothing.
+    is_timed: whether goals of speed are compared; on a CPU they are not.
     """
 
     def __init__(self, path: Path, seconds: float, *, is_timed: bool = True) -> None:
@@ -60,6 +60,8 @@ class Report:
 
     def add(self, name: str, value: Value, unit: str = "", **more: Any) -> Row:
         """Writes a row now. more: least, most, note."""
+        if isinstance(value, float) and not math.isfinite(value):
+            value = str(value)  # JSON has no such numbers
         row = Row(name, value, unit, **more)
         self._write({"row": asdict(row)})
         return row
@@ -79,7 +81,7 @@ class Report:
         return self.add(name, value, unit, note=note, **goal)
 
     def fact(self, **facts: Any) -> None:
-        """Writes what is no row: the machine, a whole curve, the lines of a profile."""
+        """Writes other results: the machine, a whole curve, the lines of a profile."""
         self._write({"fact": facts})
 
     @property
@@ -98,9 +100,9 @@ class Report:
 
 
 def read(path: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Rows and facts of a part, as far as it came; a line cut off by a kill is left out.
+    """The rows and facts that a part has written; a line cut off by a signal is dropped.
 
-    A row that was written again takes the place of the first one of its name.
+    A later row replaces an earlier one of the same name.
     """
     rows: dict[str, Row] = {}
     facts: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """(a) Whole greedy texts: ours on graphs against transformers, and with drafts against without.
 
-In fp32 on the same weights all texts must be the same. In bf16 passes of one row and of many round
-differently, so the share of equal texts is only reported.
+In fp32 all texts must be the same. In bf16 passes of one row and of many round differently, so the
+number of texts that differ is only reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forerun.api import Model
 from forerun.assets import embedded
 from forerun.tasks.reasoning import ReasoningTask
 
-from .decoding import on_graphs
+from .decoding import load_on_graphs
 from .prepare import copy_tokenizer, tiny_model
 from .report import Report
 from .setting import Setting
@@ -35,7 +35,7 @@ def run(report: Report, setting: Setting) -> None:
     for name, folder in models(setting).items():
         for dtype in ("fp32",) if setting.is_smoke else ("fp32", "bf16"):
             report.check()
-            model = on_graphs(folder, setting, dtype)
+            model = load_on_graphs(folder, setting, dtype)
             ids = [model.tokenizer.encode(prompt) for prompt in prompts]
             plain = ours(model, ids, "none", most)
             if dtype == "fp32":

@@ -427,10 +427,11 @@ def load(
     Sampling defaults in the checkpoint are not used; a warning names them.
     Raises ModelError with the cause.
     """
-    from forerun.models.load import load_target
+    from forerun.models.load import choose_device, load_target
 
     if target is not None:
         registry.check_spec("target", target)
+    choose_device(device)  # before anything is fetched
     path = located(model) if isinstance(model, str) else model
     options = {"dtype": dtype, "device": device, "weights": weights, "graphs": graphs}
     with trusting(trust_remote_code):

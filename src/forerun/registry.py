@@ -38,6 +38,11 @@ GrowerName = str  # a grower spec
 REFERENCES = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b")
 
 DEFAULT_DRAFTER, DEFAULT_VERIFIER, DEFAULT_CONTROLLER = "auto", "speculative", "budget"
+DEFAULTS = {
+    "drafter": DEFAULT_DRAFTER,
+    "verifier": DEFAULT_VERIFIER,
+    "controller": DEFAULT_CONTROLLER,
+}
 TREE_DRAFTER = "stand"  # drafts wide trees without a choice among drafters
 MODEL_OPTIONS = frozenset({"tokenizer", "device", "target"})  # options that the model supplies
 NOT_TEXT = frozenset({"tokenizer", "target"})  # options that text cannot express
@@ -242,8 +247,7 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
 def check_spec(kind: str, spec: Any) -> None:
     """Raises ConfigError unless a method is named by a text."""
     if not isinstance(spec, str):
-        example = {"drafter": DEFAULT_DRAFTER, "verifier": DEFAULT_VERIFIER}.get(kind)
-        example = DEFAULT_CONTROLLER if kind == "controller" else example
+        example = DEFAULTS.get(kind)
         hint = f", such as {example!r}" if example else ""
         raise ConfigError(
             f"{kind} must be a name{hint}, got {spec!r:.60}; `forerun methods` lists all names"

@@ -25,7 +25,7 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 class Source:
-    """Logits = 1.6 x a table over the last token, .8 x over two, 1 x over four tokens."""
+    """Logits = 1.6 x a table over the last token, 0.8 x over two, 1 x over four tokens."""
 
     def __init__(self, seed: int = 5) -> None:
         self.seed, self.known = seed, dict[tuple[int, ...], np.ndarray]()

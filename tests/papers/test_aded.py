@@ -49,7 +49,7 @@ Row = dict[int, float]
 
 
 def nudged(rows: dict[tuple[int, int], Row], window: list[int]) -> None:
-    """The sheet's update: + .04 for every tri-gram, at most 3; 12 entries, the smallest goes."""
+    """The sheet's update: + 0.04 for every tri-gram, at most 3; 12 entries, the smallest goes."""
     for a, b, c in zip(window, window[1:], window[2:], strict=False):
         row = rows.setdefault((a, b), {})
         if c not in row and len(row) == 12:

@@ -2,10 +2,10 @@
 
 The embedded pair, greedy, on held-out problems of levels 1 and 2. The paper keeps 96.7 % and 92.9 %
 of the large model's score with 43 % and 25 % of its tokens, without a control; ours is switching as
-often and as long at random. When written, 120 problems at 1 bit: small .242, large .767, entropy
-.683 (89 %) with 56.6 % of the tokens on the large model, random .342 and .467 with 55 and 56 %
-(two runs). Over 5647 tokens, the area under the curve of "the models disagree here" is .910 by the
-entropy of that token and .530 by the mean over the five before it.
+often and as long at random. When written, 120 problems at 1 bit: small 0.242, large 0.767, entropy
+0.683 (89 %) with 56.6 % of the tokens on the large model, random 0.342 and 0.467 with 55 and 56 %
+(two runs). Over 5647 tokens, the area under the curve of "the models disagree here" is 0.910 by the
+entropy of that token and 0.530 by the mean over the five before it.
 
 Before that, in seconds: who gives which token, the law, and every count of the cost, against the
 method in plain Python; and the rates of the random control.

@@ -142,5 +142,5 @@ def test_more_is_kept_and_answers_stay_right_unless_all_is_kept() -> None:
     print(found)
     exact, judged, all_kept = found.values()
     assert judged[0] > 1.05 * exact[0]
-    assert judged[1] > exact[1] - 0.1  # of paired answers: a standard error of .05 at most
+    assert judged[1] > exact[1] - 0.1  # of paired answers: a standard error of 0.05 at most
     assert all_kept[1] < exact[1] - 0.3 and all_kept[0] > judged[0]

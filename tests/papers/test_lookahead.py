@@ -64,7 +64,7 @@ def test_larger_windows_accept_more(model) -> None:
 def test_sampled_texts_gain_too(model) -> None:
     """The original's window is greedy at every temperature, and so is ours."""
     taus = [run(model, "lookahead", 55, temperature=t)[1].tau for t in (0.6, 1.0)]
-    print("tau at temperatures .6 and 1:", np.round(taus, 2))
+    print("tau at temperatures 0.6 and 1:", np.round(taus, 2))
     assert min(taus) > 1.2
 
 

@@ -4,11 +4,11 @@ Mean acceptance of one position, by closed forms, at the positions of the embedd
 (rr: recursive rejection with replacement). When written, 500 positions, k = 3:
 
 | T | one | rr | k-SEQ | optimum with | optimum without | greedy |
-| .3 | .833 | .873 | .875 | .878 | .950 | .951 |
-| .7 | .822 | .894 | .898 | .904 | .947 | .950 |
-| 1 | .807 | .898 | .903 | .912 | .945 | .951 |
+| 0.3 | 0.833 | 0.873 | 0.875 | 0.878 | 0.950 | 0.951 |
+| 0.7 | 0.822 | 0.894 | 0.898 | 0.904 | 0.947 | 0.950 |
+| 1 | 0.807 | 0.898 | 0.903 | 0.912 | 0.945 | 0.951 |
 
-So k-SEQ is within 1 % of the optimum of its draws (paper: .1 to 3.3 % for the rules it compares),
+So k-SEQ is within 1 % of the optimum of its draws (paper: 0.1 to 3.3 % for the rules it compares),
 and what draws cost is more than what rules cost: greedy drafts, whose simple rule is optimal, are
 ahead of the optimum of both others, at T = 1 too. On flat noisy laws they are not (second table).
 
@@ -185,7 +185,7 @@ def test_the_simple_rule_reaches_the_optimum(draw, verifier: str, is_best: bool)
 
 @pytest.mark.parametrize(("draw", "verifier", "is_best"), RULES_OF_TREES)
 def test_frequencies_of_the_kernels_are_the_sheets(draw, verifier: str, is_best: bool) -> None:
-    """.9 is the optimum; chosen first, recursive rejection accepts .2 + .32 + .3."""
+    """0.9 is the optimum; chosen first, recursive rejection accepts 0.2 + 0.32 + 0.3."""
     p, q, count, *_ = SHEET[0]
     dice, runs, law, rule = SeededDice(1), 4000, np.zeros(3), registry.make("verifier", verifier)
     found = [judged(p, np.array(q), count, draw, rule, dice) for _ in range(runs)]
@@ -321,9 +321,9 @@ def test_order_on_a_large_vocabulary(temperature: float, count: int) -> None:
     """Greedy drafts lead at low temperature and trail at T = 1. When written, k = 4:
 
     | T | one | rr | k-SEQ | optimum with | optimum without | greedy |
-    | .3 | .420 | .555 | .563 | .578 | .778 | .757 |
-    | .6 | .525 | .697 | .723 | .767 | .864 | .795 |
-    | 1 | .644 | .821 | .860 | .938 | .951 | .804 |
+    | 0.3 | 0.420 | 0.555 | 0.563 | 0.578 | 0.778 | 0.757 |
+    | 0.6 | 0.525 | 0.697 | 0.723 | 0.767 | 0.864 | 0.795 |
+    | 1 | 0.644 | 0.821 | 0.860 | 0.938 | 0.951 | 0.804 |
     """
     rng = np.random.default_rng(0)
     found = acceptances([noisy(rng, temperature) for _ in range(20)], count)
@@ -335,11 +335,11 @@ def test_order_on_a_large_vocabulary(temperature: float, count: int) -> None:
     assert (means["greedy"] > means["rr"]) == (temperature < 1)
 
 
-# Engine runs on the synthetic pair of 64 tokens, trees 3x2. When written, tau +- .03 and acceptance
-# of a position against its optimum:
-#   T = .3: i.i.d. recursive 1.98, .607 of .660; i.i.d. k-SEQ 2.04, .641 of .651;
-#           without 2.36, .758 of .795; greedy 2.36, .750 of .757
-#   T = 1:  2.48, .813 of .924; 2.62, .861 of .921; 2.54, .829 of .933; 2.50, .820 of .831
+# Engine runs on the synthetic pair of 64 tokens, trees 3x2. When written, tau +- 0.03 and
+# acceptance of a position against its optimum:
+#   T = 0.3: i.i.d. recursive 1.98, 0.607 of 0.660; i.i.d. k-SEQ 2.04, 0.641 of 0.651;
+#           without 2.36, 0.758 of 0.795; greedy 2.36, 0.750 of 0.757
+#   T = 1:  2.48, 0.813 of 0.924; 2.62, 0.861 of 0.921; 2.54, 0.829 of 0.933; 2.50, 0.820 of 0.831
 
 
 @pytest.fixture(scope="module")
@@ -387,6 +387,6 @@ def test_greedy_drafts_lead_at_low_temperature_and_lose_it(runs) -> None:
         t: runs["greedy, transport", t][0] / runs["i.i.d., recursive", t][0] for t in (0.3, 1.0)
     }
     print(
-        f"tau of greedy drafts over i.i.d. ones at T = .3 and 1: {lead[0.3]:.3f}, {lead[1.0]:.3f}"
+        f"tau of greedy drafts over i.i.d. ones at T = 0.3 and 1: {lead[0.3]:.3f}, {lead[1.0]:.3f}"
     )
     assert lead[0.3] > 1.1 > lead[1.0]

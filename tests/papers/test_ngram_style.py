@@ -3,10 +3,10 @@
 stories260K, greedy, 6 prompts of 48 tokens, 1-3-grams of the first nine tenths of Don Quixote. Of
 the sheet's claims: divergence grows with lambda, and the published form lowers how much of the
 style is in the text instead of raising it. The floored form raises it. Measured when written, style
-perplexity and trigrams seen at lambda 0, 0.3, 1: floored 35, 16, 13 and .74, .98, 1.00; published
-35, 50, 52 and .74, .66, .63; JSD at 1: floored .11, published .10 bits; held-out text of the book
-15, Shakespeare 28. The paper's figures need TinyLlama-1.1B; `benchmarks/style.py` prints the whole
-sweep for three corpora.
+perplexity and trigrams seen at lambda 0, 0.3, 1: floored 35, 16, 13 and 0.74, 0.98, 1.00; published
+35, 50, 52 and 0.74, 0.66, 0.63; JSD at 1: floored 0.11, published 0.10 bits; held-out text of the
+book 15, Shakespeare 28. The paper's figures need TinyLlama-1.1B; `benchmarks/style.py` prints the
+whole sweep for three corpora.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def test_a_reader_gains_and_stays_valid_a_copier_gains_and_does_not() -> None:
     plain, reader, copier = run(False, 0.0), run(False, 0.3), run(True, 0.3)
     print(plain, reader, copier)
     assert reader[0] > 1.1 * plain[0]
-    assert abs(reader[1] - plain[1]) < 0.01  # 98 % of 2000: a standard error of .003
+    assert abs(reader[1] - plain[1]) < 0.01  # 98 % of 2000: a standard error of 0.003
     assert copier[0] > reader[0] and copier[1] < plain[1] - 0.01
 
 

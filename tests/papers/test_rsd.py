@@ -1,10 +1,10 @@
 """RSD (arXiv 2402.14160): trees without replacement against i.i.d. trees of the same shape.
 
-A synthetic pair (noisy_pair), 3000 tokens per case. When written, tokens per pass, +- .05:
+A synthetic pair (noisy_pair), 3000 tokens per case. When written, tokens per pass, +- 0.05:
 
 | T | budget | chain of it | chain as deep | i.i.d. | RSD-C | RSD-S |
-| .3 | 6 | 2.04 | 1.81 | 1.96 | 2.14 | 2.21 |
-| .3 | 14 | 2.18 | 1.92 | 2.14 | 2.45 | 2.73 |
+| 0.3 | 6 | 2.04 | 1.81 | 1.96 | 2.14 | 2.21 |
+| 0.3 | 14 | 2.18 | 1.92 | 2.14 | 2.45 | 2.73 |
 | 1 | 6 | 3.21 | 2.24 | 2.40 | 2.46 | 2.47 |
 | 1 | 14 | 3.62 | 2.57 | 2.90 | 2.98 | 2.98 |
 
@@ -59,7 +59,7 @@ def pairs_without_replacement(law: dict) -> dict:
 
 
 def distance(seen: Counter, law: dict) -> float:
-    """Chi-square over its degrees of freedom, and over the .999 quantile's rough size: below 1."""
+    """Chi-square over its degrees of freedom, and over the 0.999 quantile's rough size: below 1."""
     runs = seen.total()
     assert set(seen) <= set(law)
     chi = sum((seen[k] - runs * p) ** 2 / (runs * p) for k, p in law.items())
@@ -151,7 +151,7 @@ def accepted(p: np.ndarray, q: np.ndarray, count: int) -> float:
 @pytest.mark.parametrize("verifier", ["speculative", "recursive"])
 @pytest.mark.parametrize("grower", ["gumbel:branching=2", "stochastic_beam:width=2"])
 def test_what_was_tried_is_taken_out_of_q(verifier: str, grower: str) -> None:
-    """Where q is far from p: with a q that keeps the tried token, .94 instead of .79 are kept."""
+    """Where q is far from p: with a q that keeps the tried token, 0.94 instead of 0.79 are kept."""
     dice, rule, tokens = SeededDice(7), registry.make("verifier", verifier), Counter()
     expected, runs, kept = accepted(FAR_P, FAR_Q, 2), 4000, 0
     assert expected == pytest.approx(0.7875) and accepted(P, Q, 2) == pytest.approx(0.808571)
@@ -207,5 +207,5 @@ def test_without_replacement_is_ahead_of_with(temperature: float, budget: int) -
 def test_collisions_cost_more_at_low_temperature() -> None:
     """I.i.d. siblings collide where q is peaked: the lead without replacement is larger there."""
     leads = [taus(t, 14)["RSD-C"] / taus(t, 14)["i.i.d."] for t in TEMPERATURES]
-    print(f"lead over i.i.d. trees at T = .3 and 1: {leads[0]:.3f}, {leads[1]:.3f}")
+    print(f"lead over i.i.d. trees at T = 0.3 and 1: {leads[0]:.3f}, {leads[1]:.3f}")
     assert leads[0] > leads[1] > 1

@@ -5,7 +5,7 @@ paper's claim, without times: at every verification rate (target passes per toke
 policy discards fewer drafts than fixed lengths do, and more tokens come per unit of cost. That a
 threshold is the best rule is checked on a decision problem in tests/unit/test_specdec_policy.py.
 Measured last: 25 to 37 % fewer discarded drafts at equal verification rates, 7.7 % more tokens per
-unit of cost than the best fixed length (the paper: 7 to 11 %), area under the curve .877. Speed on
+unit of cost than the best fixed length (the paper: 7 to 11 %), area under the curve 0.877. Speed on
 a CPU, where a draft token costs half a target pass, is another matter: docs/methods/specdec_pp.md.
 
 Before that, in small and without a model: the length of every draft against the published loop, the
@@ -127,10 +127,10 @@ P, Q = np.array([0.665, 0.09, 0.245]), np.array([0.7, 0.3, 1e-30])
 
 
 def rate(controller: Controller) -> float:
-    """Tokens per unit of time: a draft pass takes .1, a target pass 1; all rounds are alike.
+    """Tokens per unit of time: a draft pass takes 0.1, a target pass 1; all rounds are alike.
 
-    The sheet's simulation: 70 % of the drafted tokens are easy (0, accepted with .95), the others
-    hard (1, with .3), and the head knows.
+    The sheet's simulation: 70 % of the drafted tokens are easy (0, accepted with 0.95), the others
+    hard (1, with 0.3), and the head knows.
     """
     tokens, passes, steps = 0.0, 0.0, list[Step]()
 
@@ -154,7 +154,7 @@ def rate(controller: Controller) -> float:
 
 
 def test_tokens_per_unit_of_time_are_the_sheets() -> None:
-    """Sheet, simulated: fixed 2.210 (K = 5), threshold 2.412 (h = .5), + 9.1 %."""
+    """Sheet, simulated: fixed 2.210 (K = 5), threshold 2.412 (h = 0.5), + 9.1 %."""
     ours = {h: rate(AcceptanceHead(head=plain_head(), threshold=h)) for h in (0.3, 0.5)}
     fixed = {k: rate(Fixed(nodes=k, depth=k)) for k in (4, 5)}
     print(f"threshold {ours}, fixed {fixed}")

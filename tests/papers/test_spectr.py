@@ -1,8 +1,8 @@
 """SpecTr (arXiv 2310.15141): more i.i.d. drafts per pass, more tokens per pass, the law unchanged.
 
-A synthetic pair (noisy_pair) whose single drafts are accepted with .71, T = 1, drafts of length 4.
+A synthetic pair (noisy_pair) whose single drafts are accepted with 0.71, T = 1, drafts of length 4.
 When written, tokens per pass for K = 1, 2, 4, 8: k-SEQ 2.84, 3.15, 3.42, 3.70 (+30 %), recursive
-rejection 2.84, 2.99, 3.21, 3.31, matching 1.09, 1.16, 1.26, 1.39; +- .07. The sheet expects +15 to
+rejection 2.84, 2.99, 3.21, 3.31, matching 1.09, 1.16, 1.26, 1.39; +- 0.07. The sheet expects +15 to
 40 %; the paper has 4.0 against 2.9 at K = L = 8 on its pair.
 Lengths and texts of whole passes are enumerated and compared with the paper's recursion.
 """

@@ -138,7 +138,7 @@ def test_children_are_drawn_from_q_without_replacement(tree: str) -> None:
     expected = runs * np.outer(q, q) / (1 - q[:, None])
     assert seen.diagonal().sum() == 0
     off = ~np.eye(4, dtype=bool)
-    assert ((seen - expected)[off] ** 2 / expected[off]).sum() < 31.3  # 11 degrees, P = .001
+    assert ((seen - expected)[off] ** 2 / expected[off]).sum() < 31.3  # 11 degrees, P = 0.001
 
 
 CASES = {  # p, q, number of children, acceptance (of the sheet) with draws and with the top of q

@@ -1,8 +1,8 @@
-"""A device that is none: tensors that say they lie on "meta", with values that only ops may touch.
+"""A fake device: tensors on "meta" with values that only ops can read.
 
-While a `Watch` is on, everything that is made on "meta" has values, and the watch notes what makes
-a host wait for a GPU: numbers and copies that come to the host, shapes that depend on values, and
-copies to the device that are not marked as non-blocking.
+While a `Watch` is on, everything made on "meta" has values. The watch records what makes a host
+wait for a GPU: numbers and copies that come to the host, shapes that depend on values, and copies
+to the device that are not marked as non-blocking. Ops on tensors of both devices fail, as on CUDA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ SHAPES = {
     aten.unique_dim.default,
     aten.repeat_interleave.Tensor,
 }
-COPIES = {aten._to_copy.default, aten.copy_.default, aten.index_put_.default, aten.index.Tensor}
+CAN_MIX = {  # ops that CUDA allows on tensors of both devices; others take host scalars only
+    aten._to_copy.default,
+    aten.copy_.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+}
 
 
 class FakeDeviceTensor(Tensor):
@@ -71,6 +77,8 @@ class Watch(TorchDispatchMode):
         here = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, FakeDeviceTensor)]
         there = [x for x in flat if isinstance(x, FakeDeviceTensor)]
         assert not any(x.is_meta for x in here), f"{func} is given a tensor without values"
+        if there and func not in CAN_MIX and any(x.dim() for x in here):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device")
         goal = kwargs.get("device")
         is_away = goal is not None and torch.device(goal) == AWAY
         if is_away:

@@ -1,4 +1,4 @@
-"""Compiles what passes launch for GPUs that are not here; a line of JSON for each kernel.
+"""Compiles the kernels of passes for GPUs that are not here; prints a JSON line for each.
 
     python tests/unit/gpu_compile.py 90 [quick]
 
@@ -46,7 +46,7 @@ SHAPES = [Shape(1, 1, 1), Shape(16, 16, 1), Shape(16, 1, 16), Shape(128, 128, 1)
 
 @dataclass
 class Target:
-    """What Triton asks of a driver before it compiles: of a GPU that is not here."""
+    """The part of a Triton driver that compilation needs, for a GPU that is not here."""
 
     capability: int
 
@@ -61,7 +61,7 @@ class Target:
 
 
 def decoder(c: DecoderConfig, dtype: torch.dtype) -> Transformer:
-    """A decoder whose weights have no memory."""
+    """A decoder with weights that have no memory."""
 
     def linear(rows: int, inner: int, bias: bool, is_gated: bool = False) -> Linear:
         given = torch.empty(rows, dtype=dtype, device=META) if bias else None
@@ -107,9 +107,9 @@ def main(capability: int, is_quick: bool) -> None:
         found = run(self, *args, grid=grid, warmup=True, **options)
         if found.hash not in seen:
             seen.add(found.hash)
-            told = {"case": name, "kernel": self.fn.__name__, "shared": found.metadata.shared}
-            told |= {"cubin": len(found.asm["cubin"]), "ptx": _words(found.asm["ptx"])}
-            print(json.dumps(told), flush=True)
+            line = {"case": name, "kernel": self.fn.__name__, "shared": found.metadata.shared}
+            line |= {"cubin": len(found.asm["cubin"]), "ptx": _words(found.asm["ptx"])}
+            print(json.dumps(line), flush=True)
 
     JITFunction.run = compiled  # type: ignore[method-assign]
     with torch.inference_mode():
@@ -119,7 +119,7 @@ def main(capability: int, is_quick: bool) -> None:
 
 
 def _words(ptx: str) -> dict[str, Any]:
-    """What is looked at in a kernel's assembly."""
+    """Counts of instructions in a kernel's assembly."""
     target = next(line.split()[1] for line in ptx.splitlines() if line.startswith(".target"))
     return {
         "target": target.rstrip(","),

@@ -65,10 +65,10 @@ def test_greedy_text_is_the_same_with_drafts(model, drafter: str, name: str) -> 
         ({"verifier": None}, "name of a verifier or a Verifier object, got None"),
         ({"controller": 3}, "name of a controller or a Controller object, got 3"),
         ({"drafter": Speculative()}, "or a Drafter object, got <forerun.verifiers"),
-        ({"constraint": 5}, "constraint must be one or a list of them, got 5"),
-        ({"constraint": None}, r"constraint must be .*, got None; \(\) is none"),
+        ({"constraint": 5}, "constraint must be one object or a list, got 5"),
+        ({"constraint": None}, r"constraint must be .*, got None; pass \(\) for none"),
         ({"constraint": [5]}, "name of a constraint or a Shaper object, got 5"),
-        ({"shapers": 5}, "shapers must be one or a list of them, got 5"),
+        ({"shapers": 5}, "shapers must be one object or a list, got 5"),
     ],
 )
 def test_what_is_no_part_is_refused(model, options: dict, said: str) -> None:
@@ -412,7 +412,7 @@ def test_a_prompt_alone_has_the_randomness_of_its_place_in_a_batch(model) -> Non
     assert [sample.tokens for sample in as_array] == [sample.tokens for sample in alone]
     for numbers in ([-1], ["a"], [True], [1.0]):
         with pytest.raises(
-            ConfigError, match="numbers of prompts must be a whole number of at least 0, got"
+            ConfigError, match="each number of a prompt must be a whole number of at least 0, got"
         ):
             model.run([PROMPT], numbers=numbers, **options)
     assert {sample.prompt_index for sample in alone} == {0}

@@ -74,7 +74,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 def test_a_conversation_at_a_terminal(person: Person) -> None:
     person.sees(r"/help lists commands")
-    person.sees(r"too small for drafts to gain .* run: forerun demo")
+    person.sees(r"too small to gain from drafts .* run: forerun demo")
     person.sees("> ")
     person.types("the cat sat on the mat and the cat\n")
     person.sees("the cat\r\n")  # the line as it was typed

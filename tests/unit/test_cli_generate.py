@@ -38,7 +38,7 @@ def test_text_has_samples_on_stdout_and_statistics_on_stderr(generate: Call) -> 
 def test_a_model_too_small_to_gain_names_the_command_that_shows_a_gain(
     generate: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "is too small for drafts to gain"
+    said = "is too small to gain from drafts"
     lines = generate(*CAT, "--seed", 1)[2].splitlines()
     (line,) = [line for line in lines if said in line]
     assert line.endswith("to see a gain, run: forerun demo")

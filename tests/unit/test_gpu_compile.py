@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not PTXAS.exists(), reason="Triton came without 
 
 
 def compiled(capability: int, folder: Path, *words: str) -> list[dict[str, Any]]:
-    """Every kernel that passes launch, compiled in a process that has no interpreter."""
+    """The kernels of passes, compiled in a process without the interpreter."""
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment |= {"TRITON_CACHE_DIR": str(folder)}
@@ -39,7 +39,7 @@ def compiled(capability: int, folder: Path, *words: str) -> list[dict[str, Any]]
 
 
 def check(found: list[dict[str, Any]], capability: int) -> None:
-    """What holds of each kernel on such a GPU."""
+    """Checks limits and instructions of each kernel."""
     for one in found:
         assert one["cubin"] > 1000 and one["ptx"]["target"].startswith(f"sm_{capability}"), one
         assert one["shared"] <= MAX_SHARED[capability], one

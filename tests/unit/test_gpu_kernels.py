@@ -1,5 +1,7 @@
-"""Kernels of a GPU one by one against torch, where loops turn and edges lie: on a GPU if there is
-one, elsewhere by Triton's interpreter."""
+"""GPU kernels one by one against torch, at sizes with several blocks and with edges.
+
+They run on a GPU if there is one, elsewhere in Triton's interpreter.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def some(*shape: int, scale: float = 1.0) -> torch.Tensor:
     [("", 0, 1, 1), ("", 1, 0, 0), *((act, 1, has_bias, 0) for act in ACTS for has_bias in (0, 1))],
 )
 def test_products_of_one_row(act: str, has_norm: bool, has_bias: bool, adds: bool) -> None:
-    """Weights of more columns than are read at once, no multiple of them; rows beyond the last."""
+    """Several blocks of columns, the last one partial; rows beyond the last one."""
     num, inner, size = 21, 2 * 32 + 5, 2 if act else 1
     weight, bias, gain = some(size * num, inner, scale=0.1), some(size * num), some(inner).float()
     x, y = some(1, inner).float(), some(1, num).float()
@@ -81,8 +83,7 @@ def test_attention_over_long_texts_with_trees(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several texts, scores far from each other, the tree across a border of what is read at once;
-    text, mask and softmax as torch has them."""
+    """Several texts, scores of very different sizes, a tree across two blocks of cells."""
     monkeypatch.setattr(bodies, "PROGRAMS", programs)
     heads, kv, dim, cells = 6, 2, 16, 640
     works = []

@@ -1,4 +1,4 @@
-"""Passes as arrays: what the kernels on a GPU read says the same as the spans."""
+"""The array that describes a pass to GPU kernels agrees with the spans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forerun.runner.gpu.layout import (
 )
 from forerun.runner.slots import Slot
 
-SLOT, CELL, IDS = 5000, 8, 100  # strides, and how many ids there are
+SLOT, CELL, IDS = 5000, 8, 100  # strides of slots and cells; number of ids
 
 
 @st.composite
@@ -46,7 +46,7 @@ def some_works(draw: st.DrawFn) -> list[Work]:
 
 @given(some_works())
 @settings(max_examples=150, deadline=None)
-def test_rows_and_tiles_say_what_the_spans_say(works: list[Work]) -> None:
+def test_rows_and_tiles_agree_with_the_spans(works: list[Work]) -> None:
     if not fits(works):
         assert sum(work.num_rows for work in works) > MAX_ROWS
         return
@@ -99,7 +99,7 @@ def test_few_shapes_serve_all_passes(rows: list[int], expected: Shape) -> None:
 @pytest.mark.parametrize(
     ("pending", "old", "fit"), [(128, 0, 1), (129, 0, 0), (0, 255, 1), (0, 256, 0)]
 )
-def test_what_is_too_large_does_not_fit(pending: int, old: int, fit: bool) -> None:
+def test_large_passes_do_not_fit(pending: int, old: int, fit: bool) -> None:
     new = 0 if pending else 1
     parents = np.full(old + new, -1, np.int32)
     assert fits([Work(Slot(0), [1] * pending, [1] * new, parents)]) == fit

@@ -1,4 +1,4 @@
-"""What a step teaches is learned while a device computes the next pass."""
+"""Drafters learn from a step while the device computes the next pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAFT = embedded("draft")
 
 
 class Device(ModelRunner):
-    """A runner whose rows are there when they are collected, as those of a GPU are."""
+    """A runner with rows that are valid only after `collect`, like those of a GPU."""
 
     def __init__(self, inner: ModelRunner, log: list[str]) -> None:
         super().__init__(inner.model, max_seqs=8, context=200)
@@ -48,7 +48,7 @@ class Device(ModelRunner):
 
 
 def run(target: ModelRunner, drafter: str, log: list[str]) -> tuple[list[list[int]], Any]:
-    """Texts of four sequences, two after two, of one group; and what drafted."""
+    """Texts of four sequences of one group, two at a time; and the drafter."""
     guarded = SafeDrafter(registry.make("drafter", drafter))
     own: Any = guarded.drafter
     observe = own.observe
@@ -77,7 +77,7 @@ def reasoner() -> ModelRunner:
     return found
 
 
-def test_stand_learns_all_that_it_would_have_learned_at_once(reasoner: ModelRunner) -> None:
+def test_stand_learns_late_what_it_learns_at_once(reasoner: ModelRunner) -> None:
     plain, _ = run(reasoner, "none", [])
     at_once, early = run(reasoner, "stand", [])
     texts, late = run(Device(reasoner, []), "stand", [])
@@ -136,7 +136,7 @@ def test_a_drafter_that_reads_rows_observes_before_the_next_pass(
     assert "launch learn" not in " ".join(log) and "collect learn" in " ".join(log)
 
 
-def test_what_a_measured_round_teaches_is_learned_in_it(reasoner: ModelRunner) -> None:
+def test_a_measured_round_is_learned_within_it(reasoner: ModelRunner) -> None:
     """Rounds shorten their texts, so a pending step would be learned from another text."""
     log: list[str] = []
     device, kinds = Device(reasoner, log), cost._kinds(4)

@@ -1,8 +1,8 @@
-"""Passes as a GPU runs them against torch's: where there is one on it, with CUDA graphs; elsewhere
-by Triton's interpreter, kernel by kernel."""
+"""Passes of `runner/gpu` against torch: as CUDA graphs on a GPU, elsewhere in the interpreter."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +58,7 @@ OTHERS = {
 
 @pytest.fixture(autouse=True)
 def _plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights as a GPU holds them, on a CPU too."""
+    """Unpacked weights, as on a GPU."""
     monkeypatch.setattr(layers, "can_pack", lambda _: False)
     monkeypatch.setattr(layers, "HAS_BLOCKED", False)
 
@@ -88,7 +88,7 @@ def error(ours: ModelRunner, plain: ModelRunner, seqs: list, trees: list[Tree]) 
     return worst
 
 
-QUICK = {("llama", "fp16"), ("gpt2", "fp32")}  # kernels of ours for all, for attention alone
+QUICK = {("llama", "fp16"), ("gpt2", "fp32")}  # our kernels for all parts, for attention only
 PASSES = [*((case, "fp16") for case in LLAMAS), *((case, "fp32") for case in ("llama", *OTHERS))]
 
 
@@ -104,14 +104,14 @@ def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
     seqs = [[sequence(prompt(n, seed=n)) for n in lengths] for _ in range(2)]
     for trees in ([EMPTY], [EMPTY] * 3, [branching()], [branching(), EMPTY, bush(20)]):
         some = [row[: len(trees)] for row in seqs]
-        for _ in range(2):  # what a new shape says is torch's
+        for _ in range(2):  # the first result of a new shape is torch's
             assert error(ours, plain, some, trees) <= most
         for seq in some[0] + some[1]:
             seq.tokens.append(7)
 
 
 def bush(nodes: int) -> Tree:
-    """More rows than one tile has."""
+    """A tree with more rows than one tile."""
     tree = TreeBuilder()
     for node in range(nodes):
         tree.add(3 + node, node - 1 if node % 3 else -1)
@@ -119,7 +119,7 @@ def bush(nodes: int) -> Tree:
 
 
 def test_accepted_nodes_are_found_again(tmp_path: Path) -> None:
-    """What a tree's rows have written is read by later passes, moved or not."""
+    """Cells written by rows of a tree are read by later passes, moved or not."""
     ours, plain = runners("llama", tmp_path, "fp16")
     seqs, tree = [[sequence(prompt(20))] for _ in range(2)], branching()
     path = tree.path(len(tree) - 1)
@@ -130,7 +130,7 @@ def test_accepted_nodes_are_found_again(tmp_path: Path) -> None:
 
 
 def test_paths_that_grow_match_torch(tmp_path: Path) -> None:
-    """As draft models ask for them: nodes below nodes of earlier passes."""
+    """Nodes below nodes of earlier passes, as draft models need."""
     ours, plain = runners("llama", tmp_path, "fp16")
     seqs = [sequence(prompt(20)), sequence(prompt(20))]
     for paths in ([()], [(4,), (5,)], [(4, 6), (4, 7), (5, 8)]):
@@ -161,10 +161,10 @@ def test_tokens_without_a_row_are_refused(tmp_path: Path) -> None:
         forward(ours, [seq], [EMPTY])
 
 
-def test_kernels_that_say_something_else_than_torch_are_given_up(
+def test_kernels_that_differ_from_torch_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What they said is not passed on, and it is said once."""
+    """Their results are not used, and one message is logged."""
     warn_once.cache_clear()
     ours, plain = runners("llama", tmp_path, "fp16")
     own = bodies.Attention.look
@@ -180,10 +180,10 @@ def test_kernels_that_say_something_else_than_torch_are_given_up(
     assert sum("differ from those of torch" in text for text in caplog.messages) == 1
 
 
-def test_what_cannot_be_compiled_or_recorded_goes_to_torch(
+def test_a_pass_that_cannot_be_recorded_runs_on_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No compiler, no memory, a GPU that lacks something: texts go on."""
+    """E.g. without a compiler, memory, or a feature of the GPU."""
     warn_once.cache_clear()
     ours, plain = runners("llama", tmp_path, "fp16")
 
@@ -234,7 +234,9 @@ def test_many_logits_stay_and_outlive_the_next_pass(
         ("mistral", {"sliding_window": 64}, "a window of 64"),
     ],
 )
-def test_what_graphs_lack_is_said(case: str, options: dict, reason: str, tmp_path: Path) -> None:
+def test_unsupported_models_have_a_reason(
+    case: str, options: dict, reason: str, tmp_path: Path
+) -> None:
     saved(case, tmp_path, **SMALL | options)
     assert reason in gpu.unsupported_config(load_target(tmp_path, dtype="fp32").model.config)
 
@@ -285,9 +287,24 @@ def test_a_model_on_a_gpu_runs_on_graphs_and_without_them_on_torch_with_one_mess
     assert [text.rpartition(": ")[2] for text in caplog.messages] == ["CUDA graphs are turned off"]
 
 
+def test_a_triton_that_cannot_be_imported_leaves_torch_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    saved("llama", tmp_path, **SMALL)
+    model = load_target(tmp_path, dtype="fp32").model  # type: ignore[attr-defined]
+    caplog.clear()
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setitem(sys.modules, "forerun.runner.gpu.graphs", None)
+    for _ in range(2):
+        assert type(runner.decoder(model)) is TorchDecoder
+    assert len(caplog.messages) == 1 and "Triton cannot be imported" in caplog.text
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="records graphs, which takes a GPU")
-def test_what_is_recorded_says_what_is_run(tmp_path: Path) -> None:
-    """After other shapes were recorded too: the first one shares no memory with them."""
+def test_recorded_graphs_match_torch(tmp_path: Path) -> None:
+    """After other shapes were recorded too: graphs share no live memory."""
     ours, plain = runners("llama", tmp_path, "fp16")
     ours.warm_up()
     for num in (1, 3, 2, 1, 3):

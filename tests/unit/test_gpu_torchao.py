@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits on a GPU: refused where they cannot be, and as good as their bits say."""
+"""Weights in 8 or 4 bits on a GPU: refused where unsupported; errors within bounds elsewhere."""
 
 from __future__ import annotations
 
@@ -81,9 +81,12 @@ def test_without_torchao_the_extra_is_named(
         check_rounding("fp8", WeightFormat.parse("fp8"), "model", CUDA, None)
 
 
-def test_a_release_that_lacks_the_configs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("release", ["0.9.1+cu128", "0.9rc1", "0.9"])
+def test_a_release_that_lacks_the_configs_is_refused(
+    monkeypatch: pytest.MonkeyPatch, release: str
+) -> None:
     monkeypatch.setattr(torchao, "find_spec", lambda _: object())
-    monkeypatch.setattr(torchao, "version", lambda _: "0.9.1+cu128")
+    monkeypatch.setattr(torchao, "version", lambda _: release)
     with pytest.raises(ConfigError, match=r"need torchao 0.18 or later, not 0.9; pip install"):
         check_rounding("int8", WeightFormat.parse("int8"), "model", CUDA, None)
 

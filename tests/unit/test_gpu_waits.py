@@ -36,7 +36,7 @@ WAITS = ("number", "shape", "to host", "to device, blocking")
 
 @pytest.fixture(autouse=True)
 def _no_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In it torch does not show all ops to those who watch."""
+    """In inference mode torch does not show all ops to a dispatch mode."""
     call = TorchDecoder.__call__.__wrapped__  # type: ignore[attr-defined]
     monkeypatch.setattr(TorchDecoder, "__call__", torch.no_grad()(call))
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
@@ -152,6 +152,20 @@ def test_a_step_waits_for_its_verdict_and_for_nothing_else(
         assert bool(drafted) == (drafter != "none") and len(steps) == 10
 
 
+@pytest.mark.parametrize("drafter", ["lookahead", "token_recycling"])
+def test_drafters_that_read_rows_of_a_device_do_not_fail(
+    drafter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = []
+    for device in (torch.device("cpu"), AWAY):
+        with watched(device), running(device, drafter, SAMPLINGS[1]) as (engine, seqs, steps):
+            for _ in range(9):
+                engine.step()
+            texts.append([seq.tokens for seq in seqs])
+            assert sum(step.num_nodes for step in steps)
+    assert texts[0] == texts[1] and "failed" not in caplog.text
+
+
 def num_shapes(engine: Engine) -> int:
     """Shapes with a graph."""
     graphs = getattr(engine.target.decode, "_graphs", {})  # type: ignore[attr-defined]
@@ -162,10 +176,10 @@ def num_shapes(engine: Engine) -> int:
     "drafter", ["stand", pytest.param("stand:scope=tenant", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=NAMES)
-def test_texts_and_what_is_learned_are_those_of_the_host(
+def test_texts_and_memories_equal_those_of_the_host(
     drafter: str, sampling: Sampling, passes: str
 ) -> None:
-    """A device gives the largest entries alone, and the host whole laws."""
+    """A device returns only the largest entries, the host whole distributions."""
     found = []
     for device in (torch.device("cpu"), AWAY):
         how = passes if device == AWAY else "torch"
@@ -192,7 +206,7 @@ def test_texts_and_what_is_learned_are_those_of_the_host(
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[None]:
-    """Tensors of the device have values in the block."""
+    """A block in which tensors of the device have values."""
     if device != AWAY:
         yield
         return
@@ -214,7 +228,7 @@ def watched(device: torch.device) -> Iterator[None]:
         lambda x: x.copy_(torch.arange(3.0)),
     ],
 )
-def test_the_watch_sees_what_waits(wait: Callable[[torch.Tensor], object]) -> None:
+def test_the_watch_sees_waits(wait: Callable[[torch.Tensor], object]) -> None:
     with Watch() as watch:
         x = torch.arange(3.0).to(AWAY, non_blocking=True)
         assert [kind for kind, _ in watch.events] == ["to device"]
@@ -222,3 +236,20 @@ def test_the_watch_sees_what_waits(wait: Callable[[torch.Tensor], object]) -> No
         assert not watch.count(*WAITS)
         wait(x)
         assert watch.count(*WAITS)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x + torch.ones(3),
+        lambda x: torch.cat([x, torch.ones(3)]),
+        lambda x: x.gather(0, torch.arange(2)),
+        lambda x: torch.where(torch.ones(3) > 0, x, 0.0),
+    ],
+)
+def test_tensors_of_both_devices_fail(mix: Callable[[torch.Tensor], object]) -> None:
+    with Watch():
+        x = torch.ones(3, device=AWAY)
+        assert (x + torch.tensor(1.0)).sum().cpu() == 6.0
+        with pytest.raises(RuntimeError, match="the same device"):
+            mix(x)

@@ -247,7 +247,16 @@ def class_forward(model: Any) -> Callable[[], Any]:
     return lambda: setattr(own, "forward", lambda self, x: -3 * kind.forward(self, x))
 
 
-@pytest.mark.parametrize("prepare", [steer, hook_state, lora, class_forward])
+def own_config(model: Any) -> Callable[[], Any]:
+    """A config that is not the model's, as parts of multimodal models have."""
+    mlp = model.model.layers[0].mlp
+    mlp.config = copy.deepcopy(model.config)
+    mlp.config.scale = 1.0
+    mlp.register_forward_hook(lambda module, args, out: module.config.scale * out)
+    return lambda: setattr(mlp.config, "scale", -3.0)
+
+
+@pytest.mark.parametrize("prepare", [steer, hook_state, lora, class_forward, own_config])
 def test_a_loaded_module_follows_what_its_code_holds(fresh: Any, prepare: Any) -> None:
     torch.manual_seed(5)
     change, ids = prepare(fresh), torch.randint(3, VOCAB, (1, 80))

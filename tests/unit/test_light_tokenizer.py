@@ -113,6 +113,14 @@ def test_a_second_load_needs_no_transformers(folder: Path) -> None:
     assert not isinstance(Tokenizer.load(folder).inner, LightTokenizer)
 
 
+def test_more_templates_make_a_record_void(folder: Path) -> None:
+    Tokenizer.load(folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("rag")
+    inner = Tokenizer.load(folder).inner
+    assert inner.chat_template == {"default": TEMPLATE, "rag": "rag"}
+
+
 def test_a_damaged_record_is_ignored(folder: Path) -> None:
     Tokenizer.load(folder)
     (record,) = (cache_folder() / "tokenizers").glob("*.json")

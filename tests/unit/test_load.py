@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from parity import branching, forward, prompt, saved, sequence, worst
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import make_tiny
 
 import forerun
+from forerun.cli.demo import chosen_model
 from forerun.core.records import Step
 from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
@@ -183,9 +185,27 @@ def test_bad_options(tmp_path: Path) -> None:
     if not torch.backends.mps.is_available():
         with pytest.raises(ConfigError, match="device 'mps': .*; use cpu"):
             load_target(tmp_path, device="mps")
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="no GPU"):
-            load_target(tmp_path, device="cuda")
+    for graphs in ("off", None, 1):
+        with pytest.raises(ConfigError, match=f"graphs must be True or False, got {graphs!r}"):
+            load_target(tmp_path, graphs=graphs)
+
+
+@pytest.mark.parametrize(
+    ("built", "why"), [("13.0", "torch sees no GPU"), (None, "this torch is built for CPUs")]
+)
+def test_without_a_gpu_the_reason_is_named_before_anything_is_fetched(
+    built: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    fetched: list[object] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **_: fetched.append(a))
+    monkeypatch.setattr("forerun.models.pull.pull", lambda *a, **_: fetched.append(a))
+    said = f"device 'cuda' is not available: {why}; use cpu"
+    for load in (lambda: forerun.load("owner/name", device="cuda"), lambda: chosen_model("cuda")):
+        with pytest.raises(ConfigError, match=said):
+            load()
+    assert not fetched
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])  # by our decoder, by transformers

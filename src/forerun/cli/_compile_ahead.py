@@ -1,4 +1,4 @@
-"""Compiles the kernels of the default methods in another process, while a command does its work."""
+"""Compiles the kernels of the default methods in another process while a command works."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ STOP_SECONDS = 5.0  # until a process that does not end is killed
 
 
 @contextmanager
-def compiling_meanwhile() -> Iterator[subprocess.Popen[bytes] | None]:
+def compiling_meanwhile() -> Iterator[None]:
     """A block during which the embedded model decodes a short text in another process.
 
-    At the end of the block it may still run. An exception in the block ends it.
+    At the end of the block waits for that process; Ctrl-C ends the wait and the process. An
+    exception in the block ends the process.
     """
     process = None if _are_ready() else _start()
     try:
-        yield process
+        yield
     except BaseException:
-        stop(process)
+        _stop(process)
         raise
+    _finish(process)
 
 
-def finish(process: subprocess.Popen[bytes] | None) -> None:
-    """Waits until the kernels are compiled; Ctrl-C ends the wait and the process."""
+def _finish(process: subprocess.Popen[bytes] | None) -> None:
     if process is None or process.poll() is not None:
         return
     from forerun.cli.output import notice
@@ -44,11 +45,10 @@ def finish(process: subprocess.Popen[bytes] | None) -> None:
     try:
         process.wait()
     except KeyboardInterrupt:
-        stop(process)
+        _stop(process)
 
 
-def stop(process: subprocess.Popen[bytes] | None) -> None:
-    """Ends the process."""
+def _stop(process: subprocess.Popen[bytes] | None) -> None:
     if process is None or process.poll() is not None:
         return
     process.terminate()

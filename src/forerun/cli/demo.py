@@ -182,7 +182,7 @@ def command(
     if drafter:
         options.check_parts(drafter=drafter)
     options.check_model(model or "reasoner", dtype, device, batch, weights)
-    model = model or chosen_model()
+    model = model or chosen_model(device)
     options.check_model(model, dtype, device, batch, weights)
     notice(f"# {call_line(ctx, model=model)}")
     size = size or ("0.1B" if model == "reasoner" else OWN)
@@ -207,11 +207,16 @@ def command(
     _report(board, is_json)
 
 
-def chosen_model() -> str:
-    """The default model if it is installed or can be fetched, else the embedded reasoner."""
+def chosen_model(device: str) -> str:
+    """The default model if it is installed or can be fetched, else the embedded reasoner.
+
+    Raises ConfigError, before it fetches, if there is no such device.
+    """
     from forerun.cli.pull import Line
+    from forerun.models.load import choose_device
     from forerun.models.pull import pull
 
+    choose_device(device)
     line = Line(DEFAULT_MODEL)
     try:
         pull(DEFAULT_MODEL, report=line.show)

@@ -323,13 +323,13 @@ def load(
 
 
 def hint_small(model: Any, drafter: str) -> None:
-    """Says that drafts gain nothing on a very small model, and what shows a gain."""
+    """Prints that a very small model gains nothing from drafts, and which command shows a gain."""
     from forerun.cli.output import notice
 
     weights = model.target.memory_report().get("weights", SMALL_BYTES)
     if registry.parse(drafter)[0] != "none" and weights < SMALL_BYTES:
         notice(
-            f"{Path(model.name).name or 'this model'} is too small for drafts to gain "
+            f"{Path(model.name).name or 'this model'} is too small to gain from drafts "
             f"({weights / 1e6:.0f} MB of weights); to see a gain, run: forerun demo"
         )
 

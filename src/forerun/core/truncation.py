@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+TOP_P_SLACK = 1e-9  # a sum that rounding leaves just below p suffices
 FIRST_BORDER, BORDER_FACTOR, MAX_BORDERS = 1 / 64, 1 / 64, 4  # shares of the largest probability
 
 
@@ -19,8 +20,8 @@ def truncated(probs: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.n
     if 0 < top_k < len(probs):
         ids = _top_k(probs, top_k)
     if top_p < 1.0:
-        law = probs if ids is None else _law(probs[ids])
-        found = _top_p(law, top_p)
+        kept = probs if ids is None else _normalised(probs[ids])
+        found = _top_p(kept, top_p)
         ids = found if ids is None else ids[found]
     if min_p > 0.0:
         left = probs if ids is None else probs[ids]
@@ -42,7 +43,7 @@ def _top_p(probs: np.ndarray, p: float) -> np.ndarray:
     """Ids, ascending, of the smallest set of largest probabilities with a sum of at least p."""
     order = _descending(probs, p)
     sums = np.cumsum(probs[order], dtype=np.float64)
-    size = min(int(np.searchsorted(sums, p - 1e-9)) + 1, len(order))
+    size = min(int(np.searchsorted(sums, p - TOP_P_SLACK)) + 1, len(order))
     return np.sort(order[:size])
 
 
@@ -65,5 +66,5 @@ def _tops(probs: np.ndarray) -> Iterator[np.ndarray]:
         border *= BORDER_FACTOR
 
 
-def _law(weights: np.ndarray) -> np.ndarray:
+def _normalised(weights: np.ndarray) -> np.ndarray:
     return weights / weights.sum()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from weakref import WeakSet
 
+import numpy as np
 import torch
 
 from forerun.core.dice import Dice
@@ -24,6 +25,7 @@ from forerun.core.records import Plan, Sequence, Step
 from forerun.core.tree import Tree, TreeBuilder
 from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
+from forerun.utils.device_copy import to_device
 
 
 class Lookahead(PerSequence):
@@ -219,4 +221,5 @@ def best_tokens(tree: Tree, paths: list[tuple[int, ...]], logits: torch.Tensor) 
         rows.append(node + 1)
     if logits.device.type == "cpu":  # NumPy's argmax is faster
         return [int(logits[row].float().numpy().argmax()) for row in rows]
-    return logits[rows].argmax(-1).tolist() if rows else []
+    index = to_device(np.array(rows, np.int64), logits.device)
+    return logits.index_select(0, index).argmax(-1).cpu().tolist()

@@ -84,7 +84,9 @@ def as_many(name: str, given: Any, kinds: Any) -> list[Any]:
     if isinstance(given, kinds):
         return [given]
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise ConfigError(f"{name} must be one or a list of them, got {given!r:.60}; () is none")
+        raise ConfigError(
+            f"{name} must be one object or a list, got {given!r:.60}; pass () for none"
+        )
     return list(given)
 
 
@@ -110,4 +112,4 @@ def check_numbers(numbers: Many[int] | None, num_prompts: int) -> None:
             f"{len(numbers)}"
         )
     for number in numbers:
-        whole("numbers of prompts", number, 0)
+        whole("each number of a prompt", number, 0)

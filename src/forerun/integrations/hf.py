@@ -80,15 +80,8 @@ def generate(
     sampling, kept, warpers = split_processors(logits_processor, config.do_sample)
     criteria = Criteria(stopping_criteria, input_ids, is_rowwise=rowwise)
     wants_scores = bool(config.return_dict_in_generate and config.output_scores)
-    keeps_rows = wants_scores and bool(criteria.others)
-    processors = Processors(
-        kept,
-        warpers,
-        input_ids,
-        criteria.has_ended,
-        keeps_rows=keeps_rows,
-        is_rowwise=rowwise,
-    )
+    keeping = {"keeps_rows": wants_scores and bool(criteria.others), "is_rowwise": rowwise}
+    processors = Processors(kept, warpers, input_ids, criteria.has_ended, **keeping)
     if wants_scores:
         criteria.scores = processors.past_scores
     recorder = OutputRecorder(processors, config)
@@ -105,17 +98,10 @@ def generate(
             listeners=[recorder, *streamers],
             max_seqs=batch,
         )
-    max_new = criteria.max_new_tokens
     rows = prompts(input_ids, model_kwargs.get("attention_mask"))
-    sampling = replace(sampling, max_new_tokens=max_new)
+    sampling = replace(sampling, max_new_tokens=criteria.max_new_tokens)
     seqs = _sequences(target, rows, sampling, keeps_learned=isinstance(drafter, Drafter))
-    try:
-        _run(engine, model, seqs)
-        _check_ends(seqs, target, max_new)
-        if not criteria.has_ends:
-            _extend_to_longest(engine, model, seqs, criteria)
-    finally:
-        _clean_up(engine, seqs)
+    _run_all(engine, model, seqs, criteria)
     for streamer in streamers:
         streamer.end()
     return recorder.outputs(input_ids, seqs, _pad(config, criteria))
@@ -192,6 +178,18 @@ def _run(engine: Engine, model: Any, seqs: list[Sequence]) -> None:
     while not engine.scheduler.is_idle:
         with engine.target.lock, eval_mode(model):
             engine.step()
+
+
+def _run_all(engine: Engine, model: Any, seqs: list[Sequence], criteria: Criteria) -> None:
+    """Runs the sequences to the ends that `generate` gives them, then cleans up."""
+    assert isinstance(engine.target, HFTarget)
+    try:
+        _run(engine, model, seqs)
+        _check_ends(seqs, engine.target, criteria.max_new_tokens)
+        if not criteria.has_ends:
+            _extend_to_longest(engine, model, seqs, criteria)
+    finally:
+        _clean_up(engine, seqs)
 
 
 def _check_ends(seqs: list[Sequence], target: HFTarget, max_new: int) -> None:

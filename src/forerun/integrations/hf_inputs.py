@@ -133,6 +133,16 @@ def cache_content(cache: Any) -> str:
     return f"{int(count)} tokens" if count else ""
 
 
+def batch_refusal(name: str, batch: int, *, can_declare: bool = True) -> ConfigError:
+    """The error for code of the user in a batch. can_declare: `rowwise=True` would allow it."""
+    declare = ", or pass rowwise=True if it keeps no state and treats each row by itself"
+    return ConfigError(
+        f"{name} cannot be used with batch size {batch}: it may keep state or compare rows, and "
+        "rows of a batch advance by different numbers of tokens; use batch size 1 or plain "
+        f"generate{declare * can_declare}"
+    )
+
+
 def check_given_mask(input_ids: Tensor, mask: Any) -> None:
     """Raises ConfigError for a mask of `generate` with another shape than the token ids.
 

@@ -19,6 +19,7 @@ from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, LawError
+from forerun.integrations.hf_inputs import batch_refusal
 
 MODULE = "transformers.generation.logits_process"
 WARPERS = (  # that `generate` appends last, in its order
@@ -52,7 +53,6 @@ PURE = {  # classes that depend on ids and scores only
 }
 STATEFUL = {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"}
 PREFIX = "PrefixConstrainedLogitsProcessor"  # runs a function of the user
-ROWWISE = ", or pass rowwise=True if it keeps no state and treats each row by itself"
 MAX_KEPT = 32  # rows of ordered processors, enough for one step
 Key = tuple[int, ...]  # batch row, then new tokens
 
@@ -111,10 +111,10 @@ class Processors(Shaper):
         self._has_ended, self._keeps_rows = has_ended, keeps_rows
         self._next: Key = ()  # state of the last call of ordered processors
         for processor in processors if len(prompts) > 1 else ():
-            if _class(processor) in STATEFUL:
-                raise ConfigError(_refusal(_name(processor), len(prompts)))
-            if not is_pure(processor) and not is_rowwise:
-                raise ConfigError(_refusal(_name(processor), len(prompts)) + ROWWISE)
+            is_stateful = _class(processor) in STATEFUL
+            if is_stateful or not (is_rowwise or is_pure(processor)):
+                name = _name(processor)
+                raise batch_refusal(name, len(prompts), can_declare=not is_stateful)
 
     @property
     def applies(self) -> bool:
@@ -221,10 +221,3 @@ def _name(processor: Any) -> str:
     if _class(processor) == PREFIX:
         return "prefix_allowed_tokens_fn"
     return f"logits processor {getattr(processor, '__name__', type(processor).__name__)}"
-
-
-def _refusal(name: str, batch: int) -> str:
-    return (
-        f"{name} cannot be used with batch size {batch}: it may keep state or compare rows, and "
-        "rows of a batch advance by different numbers of tokens; use batch size 1 or plain generate"
-    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from forerun.core.records import Sequence
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
+from forerun.integrations.hf_inputs import batch_refusal
 from forerun.models.hf_rope import UNLIMITED
 
 MODULE = "transformers.generation.stopping_criteria"
@@ -100,12 +101,7 @@ def _check_rowwise(criteria: list[Any], batch: int) -> None:
     for criterion in criteria:
         if not any(_is(criterion, name) for name in ROWWISE):
             name = getattr(criterion, "__name__", type(criterion).__name__)
-            raise ConfigError(
-                f"stopping criterion {name} cannot be used with batch size {batch}: it may keep "
-                "state or compare rows, and rows of a batch advance by different numbers of "
-                "tokens; use batch size 1 or plain generate, or pass rowwise=True if it keeps no "
-                "state and treats each row by itself"
-            )
+            raise batch_refusal(f"stopping criterion {name}", batch)
 
 
 def _is(criterion: Any, name: str) -> bool:

@@ -81,9 +81,9 @@ def describe(file: GgufFile, folder: Path) -> None:
     kind = config.pop("model_type")
     try:
         AutoConfig.for_model(kind, **config).save_pretrained(folder)  # adds its defaults
+    except OSError:
+        raise
     except Exception as cause:  # an invalid value
-        if isinstance(cause, OSError):
-            raise
         raise ModelError(f"the config in {file.path} cannot be used: {in_a_line(cause)}") from cause
     _write_generation(folder, end_ids(file), config)
     save_tokenizer(file, folder)

@@ -101,7 +101,7 @@ class HFTarget(Runner):
         self._rope: LengthRope | None = length_rope(model, text)
         self._has_warned = False
         self._counters, self._updates = counters(model), 0
-        self._num_requests = [0]  # of updates; shared by twins
+        self._num_update_calls = [0]  # of `update_weights`; shared by twins
         self._last_tag: Hashable = None
         if way is None:
             if "position_ids" in parameters:
@@ -131,12 +131,12 @@ class HFTarget(Runner):
 
     @property
     def weights_version(self) -> int:
-        """Number of updates, and of changes that were noticed so far."""
+        """Number of calls of `update_weights` plus noticed changes of the weights."""
         if self.watch != "none":
             found = counters(self.model)
             if found != self._counters:
                 self._counters, self._updates = found, self._updates + 1
-        return self._updates + self._num_requests[0]
+        return self._updates + self._num_update_calls[0]
 
     def _tag_cells(self, seqs: Many[Sequence]) -> None:
         """Before new sequences get slots: sets the tag of cells that they may share."""
@@ -212,7 +212,7 @@ class HFTarget(Runner):
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
         with self.lock:
             update_module(self.model, state)
-            self._num_requests[0] += 1  # all cells are dropped, also without a new weight
+            self._num_update_calls[0] += 1  # all cells are dropped, also without a new weight
             self.forget_cells()
 
     def _computed(self, work: Work, wanted: CallRequest) -> tuple[Tensor, ...]:

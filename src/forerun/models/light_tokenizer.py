@@ -32,6 +32,7 @@ FILES = (  # that decide what transformers loads
     "chat_template.jinja",
     "config.json",
 )
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 NAMES = tuple(f"{n}_token" for n in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 OWN_METHODS = ("encode", "decode", "_encode_plus", "_decode", "apply_chat_template", "get_vocab")
 
@@ -153,8 +154,8 @@ def _path(folder: Path) -> Path:
     """The record of a folder, named by the contents of its files and the libraries."""
     key = hashlib.blake2b(digest_size=12)
     key.update(repr((FORMAT_VERSION, version("transformers"), version("tokenizers"))).encode())
-    for name in FILES:
-        path = folder / name
+    paths = [folder / name for name in FILES] + sorted(folder.glob(MORE_TEMPLATES))
+    for path in paths:
         content = path.read_bytes() if path.is_file() else b""
-        key.update(f"{name} {len(content)} ".encode() + content)
+        key.update(f"{path.name} {len(content)} ".encode() + content)
     return cache_folder() / "tokenizers" / f"{key.hexdigest()}.json"

@@ -68,6 +68,8 @@ def load_target(
             f"context must be an integer of at least 2, got {context!r}; omit it for the model's "
             "own"
         )
+    if not isinstance(graphs, bool):
+        raise ConfigError(f"graphs must be True or False, got {graphs!r}; False runs on torch")
     rounding = WeightFormat.parse(weights)
     if rounding != UNQUANTIZED:
         check_rounding(weights, rounding, path_or_model, choose_device(device), DTYPES.get(dtype))
@@ -192,7 +194,11 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError as cause:  # a kind unknown to this build of torch
         raise ConfigError(f"device {name!r}: {in_a_line(cause)}; use cpu or cuda") from cause
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} is not available: torch sees no GPU; use cpu")
+        why = "torch sees no GPU" if torch.version.cuda else "this torch is built for CPUs"
+        raise ConfigError(
+            f"device {name!r} is not available: {why}; use cpu, or see docs/gpu.md to install "
+            "torch with CUDA"
+        )
     try:
         torch.empty(1, device=device)
     except (RuntimeError, NotImplementedError) as cause:  # no such device

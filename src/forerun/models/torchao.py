@@ -7,6 +7,7 @@ a kernel. torchao is imported only when such weights are requested.
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -69,8 +70,8 @@ def nbytes(weight: Tensor) -> int:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(int(part) for part in text.split(".")[:2])
+    """The first two numbers of a version, such as 0.18.0+cu128 or 0.18rc1."""
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 def _dotted(release: tuple[int, ...]) -> str:

@@ -59,10 +59,24 @@ def _code(module: Any) -> tuple[int, int, int]:
 
 @torch.no_grad()
 def fingerprint(model: Any) -> Hashable:
-    """Checksums of all tensors; the config; the attributes, hooks and code of all modules."""
+    """Checksums of all tensors; all configs; the attributes, hooks and code of all modules."""
     sums = tuple(_checksum(tensor) for tensor in tensors_of(model, unsaved=True))
-    config = _state(vars(model.config), 0)
-    return counters(model), sums, config, tuple(map(_attributes, model.modules()))
+    configs = tuple(_state(vars(config), 0) for config in _configs(model))
+    return counters(model), sums, configs, tuple(map(_attributes, model.modules()))
+
+
+def _configs(model: Any) -> list[Any]:
+    """The configs of all modules and their parts, such as `text_config`, each once."""
+    from transformers import PreTrainedConfig
+
+    left = [value for module in model.modules() for value in vars(module).values()]
+    found: dict[int, Any] = {}
+    while left:
+        value = left.pop()
+        if isinstance(value, PreTrainedConfig) and id(value) not in found:
+            found[id(value)] = value
+            left += vars(value).values()
+    return list(found.values())
 
 
 def _checksum(tensor: Tensor) -> tuple[int, ...]:

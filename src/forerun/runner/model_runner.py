@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.forward_batch import EVERYTHING, ForwardBatch
 from forerun.core.records import Rows, Sequence
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, in_a_line
 from forerun.runner import gpu
 from forerun.runner.attention import TorchDecoder
 from forerun.runner.base import CHUNK, HIDDEN, LOGITS, NOTHING, Runner
@@ -188,9 +188,12 @@ def decoder(
         reason = "" if graphs else gpu.TURNED_OFF
         reason = reason or gpu.unavailable(model.device) or gpu.unsupported_config(model.config)
         if not reason:
-            from forerun.runner.gpu.graphs import GraphDecoder  # needs Triton
-
-            return GraphDecoder(model)
+            try:
+                from forerun.runner.gpu.graphs import GraphDecoder  # needs Triton
+            except (ImportError, AttributeError) as fault:  # a broken or old Triton
+                reason = f"Triton cannot be imported: {in_a_line(fault)}"
+            else:
+                return GraphDecoder(model)
     else:
         reason = unsupported(model)
         if not reason:

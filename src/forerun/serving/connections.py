@@ -1,4 +1,4 @@
-"""Connections that send no whole head in time are closed; malformed HTTP gets an error in JSON."""
+"""Closes connections with a late or incomplete head; answers malformed HTTP with a JSON error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD_SECONDS = 10.0  # default
 
 
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol with a time limit for the head of a request, and our form of errors.
+    """uvicorn's protocol with a time limit for the head of a request, and JSON errors.
 
     A new connection may take `head_seconds` to send a whole head, and so may a request on a
     connection that was idle. Idle connections after an answer are closed by uvicorn.

@@ -47,9 +47,10 @@ def cannot_write(path: Path, error: OSError) -> CapacityError:
 
 
 def failed_write(error: BaseException) -> OSError | None:
-    """The error of the system behind an exception, if that says that the disk has no room.
+    """The OSError behind an exception if the disk has no room; None for other exceptions.
 
-    Libraries raise their own types for it, and torch hides it behind the one of its writer.
+    Libraries in Rust give its number in their message only. torch raises another exception while
+    it handles the OSError.
     """
     seen: BaseException | None = error
     while seen is not None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from forerun.core.sampling import Sampling
+from forerun.core.truncation import TOP_P_SLACK
 
 ONE_BITS = int(np.float32(1.0).view(np.int32))  # the bits of the largest probability
-TOP_P_SLACK = 1e-9  # as in `core.sampling`: a sum that rounding leaves just below p suffices
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -50,10 +50,10 @@ from forerun.training.renamed import refuse
 from forerun.training.tokenizer import train_tokenizer
 
 CONTEXT, SPAN = 256, 10  # tokens; words
-MADE_UP = 14  # words of a made-up sentence
-START = 3  # words of a span that are compared with the question
+MADE_UP_WORDS = 14  # of a made-up sentence
+START_WORDS = 3  # of a span; compared with the question
 SHARPNESS = 2  # factor of their number, in the exponent
-KEPT = (0.3, 0.9)  # smallest and largest share of a sentence's words in a training question
+KEPT_SHARES = (0.3, 0.9)  # smallest and largest share of a sentence's words in a training question
 SIZE = Size(hidden=128, layers=3, heads=4, kv_heads=2, inner=352)
 NUM_FREQUENT = 50  # words that no span begins with
 MODEL, INDEX = "model", "passages.fm"  # in the folder of a run
@@ -152,7 +152,7 @@ def pairs(
     for number in trained.tolist():
         passage = passages[number]
         for sentence in _sentences(passage):
-            asked = [cloze(sentence, rng, rng.uniform(*KEPT)) for _ in range(recipe.clozes)]
+            asked = [cloze(sentence, rng, rng.uniform(*KEPT_SHARES)) for _ in range(recipe.clozes)]
             for question in asked:
                 for span in spans(question, passage.body, recipe.spans, frequent, rng):
                     made.append(Pair(question, [ids[BODY]], span, []))
@@ -186,9 +186,9 @@ def spans(
     """Spans of up to ten words, drawn by how many of their first words are in a question."""
     words = body.split()
     bare = [plain(word) for word in words]
-    starts = np.arange(max(1, len(words) - START + 1))
+    starts = np.arange(max(1, len(words) - START_WORDS + 1))
     asked = set(question.split()) - frequent
-    shared = np.array([sum(w in asked for w in bare[s : s + START]) for s in starts], float)
+    shared = np.array([sum(w in asked for w in bare[s : s + START_WORDS]) for s in starts], float)
     scores = SHARPNESS * shared
     scores[[bare[s] in frequent for s in starts]] -= 20
     weights = np.exp(scores - scores.max())
@@ -202,8 +202,8 @@ def made_up(
     """Questions and spans of sentences of random words; every word of the passages alike."""
     words = np.array(sorted({word for p in passages for word in plain(p.body).split()}))
     for _ in range(count):
-        sentence = " ".join(words[rng.integers(0, len(words), MADE_UP)])
-        question = cloze(sentence, rng, KEPT[1])
+        sentence = " ".join(words[rng.integers(0, len(words), MADE_UP_WORDS)])
+        question = cloze(sentence, rng, KEPT_SHARES[1])
         yield question, spans(question, sentence, 1, set(), rng)[0]
 
 

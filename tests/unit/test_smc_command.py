@@ -1,4 +1,4 @@
-"""`--constraint-sampling smc` in the commands and in Python: answers, weights, evidence, refusals."""
+"""`--constraint-sampling smc` in the commands and in Python: answers, weights, refusals."""
 
 from __future__ import annotations
 

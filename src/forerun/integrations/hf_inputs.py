@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
+from forerun.integrations.hf_constraints import check_no_constraint
 
 CACHES = ("past_key_values", "cache", "cache_params")
 # used here, or set by `generate` itself without an effect on the tokens
@@ -64,6 +65,8 @@ def check_config(model: Any, config: Any) -> None:
     for field, neutral in OTHER_LOOPS.items():
         value = getattr(config, field, neutral)
         if value not in (neutral, None):
+            for one in value if isinstance(value, list | tuple) else (value,):
+                check_no_constraint(one, field)
             raise ConfigError(
                 f"{field} must be {neutral}, got {value!r}; remove it or use plain generate"
             )

@@ -96,6 +96,8 @@ def check(given: dict[str, Any], samplings: Many[Sampling] = ()) -> None:
 
     samplings: of the prompts; they say how tokens are drawn under the constraints.
     """
+    from forerun.constraints._grammar_constraint import GrammarConstraint
+
     is_local = runs_locally(given)
     for name, options in _of_older(given):
         cls: Any = registry.get("constraint", name)
@@ -103,10 +105,10 @@ def check(given: dict[str, Any], samplings: Many[Sampling] = ()) -> None:
         if name == "ngram_style" and is_local:
             check_files("--style", options["style"], folders=False)
         cls.check_options(**{o: value for o, value in options.items() if o not in paths})
-    for spec in given["constraint"]:
-        check_part("constraint", spec, is_local)
-    if is_local:
-        list(_of_short(given))
+    parts = [check_part("constraint", spec, is_local) for spec in given["constraint"]]
+    for part in (*parts, *(_of_short(given) if is_local else ())):
+        if isinstance(part, GrammarConstraint):
+            part.check()
     _check_sampling(given, samplings)
     if given.get("constraint_memory") and given["constraint_sampling"] != "asap":
         raise ConfigError(

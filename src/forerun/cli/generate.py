@@ -22,6 +22,7 @@ from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import (
     Results,
     counted,
+    invalid_reason,
     logprob_lines,
     notice,
     particle_lines,
@@ -126,7 +127,7 @@ class Output:
         if not self.is_json and sample.logprobs is not None:
             print(*logprob_lines(sample, self.decode), sep="\n", flush=True)
         if not self.is_json and sample.constraint is not None:
-            self._constrained(sample.constraint)
+            self._constrained(sample, sample.constraint)
         self.results.write(record)
 
     def footer(self) -> None:
@@ -145,10 +146,12 @@ class Output:
         where = f", kept in {self.results.path}" if self.results.path else ""
         return f"interrupted: {self.num_done} of {asked} finished{where}"
 
-    def _constrained(self, report: Report) -> None:
-        """Prints the particles that a text was drawn from."""
+    def _constrained(self, sample: Sample, report: Report) -> None:
+        """Prints the particles that a text was drawn from, and why a text is not valid."""
         for line in particle_lines(report) if report.particles else ():
             print_styled(line, "dim", stderr=True)
+        if not sample.valid:
+            notice(invalid_reason(sample))
 
     def _text(self, sample: Sample) -> None:
         if self.num_samples > 1:

@@ -152,6 +152,16 @@ def logprob_lines(sample: Sample, decode: Callable[[list[int]], str]) -> list[st
     return lines
 
 
+def invalid_reason(sample: Sample) -> str:
+    """Why a constraint does not allow a finished text, as a line."""
+    reason = sample.constraint.error
+    if sample.finish == "length":
+        reason = reason or f"it was cut after {counted(len(sample.tokens), 'token')}"
+        reason += "; raise --max-new-tokens"
+    default = "no allowed text goes on from it; check the constraint, stop texts and banned tokens"
+    return f"the text is not valid: {reason or default}"
+
+
 def particle_lines(report: Report) -> list[str]:
     """The particles of a sample as text: how many, and the shares of their texts."""
     from forerun.constraints._report import by_text

@@ -5,7 +5,9 @@ Runs in vLLM's environment under forerun.bench.peers.workers.serve, with forerun
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 from forerun.bench.peers.workers import vllm as peer
@@ -14,6 +16,7 @@ from forerun.integrations import vllm_taps
 OURS = {"stand": "StandProposer", "recycling": "TokenRecyclingProposer", "suffix": "SuffixProposer"}
 FORMS = ("", "plain", "installed")
 CLASSES = "forerun.integrations.vllm."
+NUM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Worker(peer.Worker):
@@ -26,7 +29,11 @@ class Worker(peer.Worker):
     def load(
         self, mode: str, model: str, dtype: str, context: int, options: dict[str, int], **_: Any
     ) -> None:
-        """Builds an engine; options: tokens drafted at most, eager (0 or 1), planted (0 or 1)."""
+        """Builds an engine.
+
+        options: tokens drafted at most, and 0 or 1 for eager, planted, and grammars: whether it
+        serves structured outputs, which need vLLM's tokenizer.
+        """
         name, _colon, form = mode.partition(":")
         if form not in FORMS:
             raise ValueError(f"expected {name}, {name}:plain or {name}:installed, got {mode}")
@@ -42,14 +49,14 @@ class Worker(peer.Worker):
         elif name == "arctic":
             speculation |= {"method": "suffix"}
         if name not in OURS and name != "plain":
-            self.notes += peer.mended()
+            self.notes += peer.apply_fix()
         self.engine = LLM(
             model=model,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not options.get("grammars"),
             dtype=dtype,
             max_model_len=context,
-            max_num_seqs=peer.ROOM,
-            kv_cache_memory_bytes=peer.cell_bytes(model, dtype) * context * peer.ROOM,
+            max_num_seqs=peer.MIN_SEQS,
+            kv_cache_memory_bytes=cell_bytes(model, dtype) * context * peer.MIN_SEQS,
             speculative_config=None if name == "plain" else speculation,
             enable_prefix_caching=True,
             enforce_eager=bool(options.get("eager")),
@@ -70,23 +77,52 @@ class Worker(peer.Worker):
         super().reset("suffix" if mode == "arctic" else "", **fields)
 
     def run(
-        self, mode: str, prompt: list[int], sampling: dict[str, Any], batch: bool, **_: Any
+        self,
+        mode: str,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        batch: bool,
+        structured: dict[str, Any] | None = None,
+        **_: Any,
     ) -> dict[str, Any]:
-        """One sample per seed, one after the other or (batch) all at once; counts of all."""
+        """One sample per seed, one after the other or (batch) all at once; counts of all.
+
+        structured: fields of vLLM's StructuredOutputsParams, for every second sample.
+        """
         before, start = self._counters(), time.process_time()
         asked = [self._law(sampling, seed, 1) for seed in sampling["seeds"]]
+        if structured:
+            asked[::2] = [constrained(one, structured) for one in asked[::2]]
         tokens: list[list[int]] = []
         for some in [asked] if batch else [[one] for one in asked]:
             prompts = [{"prompt_token_ids": prompt} for _ in some]
             results = self.engine.generate(prompts, some, use_tqdm=False)
             tokens += [list(result.outputs[0].token_ids) for result in results]
         cpu = time.process_time() - start
-        counts = peer.grown(before, self._counters(), sum(map(len, tokens))) | {"cpu_seconds": cpu}
+        counts = peer.count_difference(before, self._counters(), sum(map(len, tokens)))
+        counts["cpu_seconds"] = cpu
         return {"samples": [{"tokens": one} for one in tokens], "counts": counts}
 
     def _drafter(self) -> Any:
         core = self.engine.llm_engine.engine_core.engine_core
         return core.model_executor.driver_worker.worker.model_runner.drafter
+
+
+def constrained(sampling: Any, structured: dict[str, Any]) -> Any:
+    """Sampling parameters with one of vLLM's structured outputs."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    sampling.structured_outputs = StructuredOutputsParams(**structured)
+    return sampling
+
+
+def cell_bytes(folder: str, dtype: str) -> int:
+    """Bytes of one token in the KV cache of a model."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    return config["num_hidden_layers"] * 2 * kv_heads * width * NUM_BYTES[dtype]
 
 
 def sharper(probs: Any) -> Any:

@@ -170,7 +170,8 @@ class Model:
         tenant: owner of the prompts; drafter state is separate for each tenant.
         numbers: indices of the prompts in a larger batch, which select their random streams.
         overrides: fields of Sampling, such as n=16.
-        With `constraint_sampling="smc"` each sample is drawn from particles of its own.
+        With `constraint_sampling="smc"`, or "smc:n=20" for 20 particles, each sample is drawn from
+        particles of its own, which its `constraint.particles` lists.
         """
         check_overrides(overrides, ("drafter", "verifier", "controller", "constraint", "batch"))
         check_batch(batch)
@@ -182,11 +183,11 @@ class Model:
         requests = sampling_per_prompt(sampling, len(texts), overrides)
         given = self._constrained(requests, asked)
         check_numbers(numbers, len(texts))
-        if any(one.constraint_sampling == "smc" for one in given):
+        if any(one.constraint_method == "smc" for one in given):
             how: dict[str, Any] = {"drafter": drafter, "verifier": verifier}
             how |= {"controller": controller, "constraint": constraint, "shapers": shapers}
             how |= {"batch": batch, "tenant": tenant, "numbers": numbers, "on_step": on_step}
-            search: Any = registry.get("search", "particles")()
+            search: Any = registry.get("search", "particles")
             return search.runs(self, texts, requests, how)
         recorder = Recorder()
         listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
@@ -197,7 +198,7 @@ class Model:
         self._drop_stale_drafters()
         chosen = self.drafter(drafter)
         shapers = [one for one in asked if not isinstance(one, Constraint)]
-        is_tested = any(one.constraint_sampling == "awrs" for one in given)
+        is_tested = any(one.constraint_method == "awrs" for one in given)
         rule = self._rule(verifier, is_tested)
         engine = self._engine(chosen, rule, controller, shapers, listeners, batch)
         run = Run(

@@ -35,7 +35,8 @@ TokenId = int  # a token of a text that is indexed in memory
 ModelName = str  # a model, as `forerun.load` takes it
 DrafterName = str  # a drafter spec
 GrowerName = str  # a grower spec
-REFERENCES = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b")
+VerifierName = str  # a verifier spec
+REFERENCES = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName|VerifierName)\b")
 
 DEFAULT_DRAFTER, DEFAULT_VERIFIER, DEFAULT_CONTROLLER = "auto", "speculative", "budget"
 DEFAULTS = {

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import forerun
 from forerun import registry
+from forerun.api import Model
 from forerun.assets import embedded
+from forerun.constraints.json_schema import JsonSchema
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
 from forerun.core.records import Rows, Sequence, Step
@@ -101,7 +104,8 @@ LATE = {
     "suffix": "suffix",
 }
 AT_ONCE = {"lookahead", "token_recycling"}  # they read rows on the device
-NOTHING_TO_LEARN = {"none", "infini", "rest"}  # the last two copy from an index on disk
+# infini and rest copy from an index on disk, forced from the request's constraint
+NOTHING_TO_LEARN = {"none", "infini", "rest", "forced"}
 
 
 def test_every_drafter_is_covered() -> None:
@@ -134,6 +138,25 @@ def test_a_drafter_that_reads_rows_observes_before_the_next_pass(
     texts, _ = run(Device(reasoner, log), drafter, log)
     assert texts == run(reasoner, "none", [])[0]
     assert "launch learn" not in " ".join(log) and "collect learn" in " ".join(log)
+
+
+def test_forced_drafts_read_no_rows(reasoner: ModelRunner) -> None:
+    """They come from the grammar, so that they do not wait for the device."""
+    model = forerun.load(DRAFT, dtype="fp32", device="cpu", context=200)
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "dark green"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    own = {"constraint": JsonSchema(schema, whitespace=False), "temperature": 0.0}
+    [plain] = model.generate(["A colour: "], drafter="none", **own)
+    log: list[str] = []
+    late = Model(Device(reasoner, log), model.tokenizer)
+    [drafted] = late.generate(["A colour: "], drafter="forced", controller="fixed", **own)
+    assert drafted.samples[0].valid and drafted.text == plain.text
+    assert drafted.stats.accepted > 3 and drafted.stats.passes < plain.stats.passes
+    assert log.count("launch") == log.count("collect") == drafted.stats.passes
 
 
 def test_a_measured_round_is_learned_within_it(reasoner: ModelRunner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from forerun.assets import embedded
 from forerun.bench.peers import law
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import env_of, problem, python_of
+from forerun.constraints.choice import Choice
 from forerun.core.sampling import Sampling
 from forerun.integrations import vllm_taps
 
@@ -24,6 +26,27 @@ ROOT = Path(__file__).parents[2]
 PEERS_DIR = Path(os.environ.get("PEERS_DIR", ".peers"))
 LAW: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 LAW |= {"max_new_tokens": 16, "ends": [1]}
+
+
+CHOICES = [
+    " Ann has 5 pens.",
+    " Ann has 12 pens in all.",
+    " Ben has 5 pens.",
+    " Ben has 7 apples.",
+    " How many pens are left?",
+    " How many apples does Ann have?",
+]
+
+
+def chi_square(one: Counter[str], other: Counter[str]) -> float:
+    """Pearson's statistic that two samples have the same law."""
+    total = 0.0
+    for text in one | other:
+        share = (one[text] + other[text]) / (one.total() + other.total())
+        for counts in (one, other):
+            expected = share * counts.total()
+            total += (counts[text] - expected) ** 2 / expected
+    return total
 
 
 @contextmanager
@@ -61,8 +84,10 @@ def loaded(process: WorkerProcess, mode: str, **options: int) -> list[int]:
 
 def texts(process: WorkerProcess, mode: str, prompt: list[int], n: int, **sampling: Any) -> Any:
     """n texts, all at once, and the counts of their drafts."""
+    structured = sampling.pop("structured", None)
     asked = {**LAW, "seeds": [*range(n)]} | sampling
     fields = {"mode": mode, "prompt": prompt, "sampling": asked, "batch": True}
+    fields["structured"] = structured
     told = process.request("run", 900, **fields)
     return [sample["tokens"] for sample in told["samples"]], told["counts"]
 
@@ -83,6 +108,24 @@ class TestInVllm:
         print(f"{mode}: greedy {length} of {len(greedy)}, {counts}")
         assert counts["accepted"] > 0
         assert length == len(greedy) or gap < 1e-3  # rounding in fp32
+
+    @pytest.mark.parametrize("mode", ["stand", "suffix:plain"])
+    def test_structured_outputs_have_the_masked_law(
+        self, process: WorkerProcess, mode: str
+    ) -> None:
+        """One half of a batch under vLLM's grammar, the other half free; both with our drafts."""
+        prompt = loaded(process, mode, grammars=1)
+        model = forerun.load("reasoner", dtype="fp32")
+        own_form = {"structured": {"choice": CHOICES}, "max_new_tokens": 48}
+        found, counts = texts(process, mode, prompt, 800, **own_form)
+        chosen = Counter(model.tokenizer.decode(one).strip() for one in found[::2])
+        print(f"{mode}: {chosen}, {counts}")
+        assert set(chosen) <= {one.strip() for one in CHOICES} and counts["accepted"] > 500
+        own = model.generate([prompt], constraint=Choice(CHOICES), n=4000, seed=1)[0]
+        expected = Counter(sample.text.strip() for sample in own.samples)
+        assert chi_square(chosen, expected) < 25.7  # 0.01 % of 5 degrees of freedom
+        check = law.check_texts(model, prompt, found[1::2], Sampling(temperature=1.0))
+        assert check.passed
 
     def test_another_q_is_found_out(self, process: WorkerProcess) -> None:
         prompt = loaded(process, "stand", planted=1)

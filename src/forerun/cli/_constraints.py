@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,6 +13,7 @@ import typer
 from forerun import registry
 from forerun.cli.options import check_files, check_part, runs_locally
 from forerun.cli.output import notice
+from forerun.core.sampling import PARTICLES, Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.utils.text import counted
 
@@ -44,7 +46,7 @@ How = Annotated[
     str,
     typer.Option(
         "--constraint-sampling",
-        help="How tokens are drawn under a constraint: mask, asap, awrs or smc.",
+        help="How tokens are drawn under a constraint: mask, asap, awrs, smc or smc:n=20.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -89,8 +91,13 @@ class Chosen(NamedTuple):
     options: dict[str, Any]
 
 
-def check(given: dict[str, Any]) -> None:
-    """Checks constraints before a model is loaded. Raises ConfigError, DataError."""
+def check(given: dict[str, Any], samplings: Many[Sampling] = ()) -> None:
+    """Checks constraints before a model is loaded. Raises ConfigError, DataError.
+
+    samplings: of the prompts; they say how tokens are drawn under the constraints.
+    """
+    from forerun.constraints._grammar_constraint import GrammarConstraint
+
     is_local = runs_locally(given)
     for name, options in _of_older(given):
         cls: Any = registry.get("constraint", name)
@@ -98,14 +105,49 @@ def check(given: dict[str, Any]) -> None:
         if name == "ngram_style" and is_local:
             check_files("--style", options["style"], folders=False)
         cls.check_options(**{o: value for o, value in options.items() if o not in paths})
-    for spec in given["constraint"]:
-        check_part("constraint", spec, is_local)
-    if is_local:
-        list(_of_short(given))
+    parts = [check_part("constraint", spec, is_local) for spec in given["constraint"]]
+    for part in (*parts, *(_of_short(given) if is_local else ())):
+        if isinstance(part, GrammarConstraint):
+            part.check()
+    _check_sampling(given, samplings)
     if given.get("constraint_memory") and given["constraint_sampling"] != "asap":
         raise ConfigError(
             "--constraint-memory keeps what --constraint-sampling asap learns; add that option"
         )
+
+
+def _check_sampling(given: dict[str, Any], samplings: Many[Sampling]) -> None:
+    """Raises ConfigError for ways to sample that other options exclude."""
+    from forerun.constraints._request import check_method
+
+    is_constrained = _is_constrained(given)
+    for one in samplings:
+        check_method(one, is_constrained=is_constrained)
+    searches = particles(samplings)
+    if searches and len(searches) == len(samplings) and given.get("memory") is not None:
+        raise ConfigError(
+            "--memory keeps what drafters learn, and sampling by particles does not draft; leave "
+            "--memory out"
+        )
+
+
+def particles(samplings: Many[Sampling]) -> list[Any]:
+    """The searches of the prompts that are sampled by particles. Raises ConfigError."""
+    if all(one.constraint_method != PARTICLES for one in samplings):
+        return []
+    cls: Any = registry.get("search", "particles")
+    return [search for one in samplings if (search := cls.requested(one)) is not None]
+
+
+def _is_constrained(given: dict[str, Any]) -> bool:
+    """Whether any constraint forbids tokens; styles do not."""
+    from forerun.constraints.base import Constraint
+
+    names = [registry.parse(spec)[0] for spec in given["constraint"]]
+    names += [name for name, _ in _of_older(given)]
+    if any(given.get(option) is not None for option in SHORT):
+        return True
+    return any(issubclass(registry.get("constraint", name), Constraint) for name in names)
 
 
 @contextmanager
@@ -141,6 +183,8 @@ def _of_short(given: dict[str, Any]) -> Iterator[Shaper]:
 
 def _of_older(given: dict[str, Any]) -> Iterator[Chosen]:
     """Constraints of --style, --mix and --within, in the order in which they apply."""
+    if "style" not in given:  # not an option of this command
+        return
     _check_pairs(given)
     if given["style"]:
         own = {"strength": given["style_lambda"], "form": given["style_form"]}

@@ -22,8 +22,10 @@ from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import (
     Results,
     counted,
+    invalid_reason,
     logprob_lines,
     notice,
+    particle_lines,
     print_json,
     print_styled,
     sample_record,
@@ -36,6 +38,7 @@ from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.api import Model
+    from forerun.constraints._report import Report
     from forerun.engine.generation import Sample
 
 TopK = Annotated[
@@ -123,6 +126,8 @@ class Output:
             self._text(sample)
         if not self.is_json and sample.logprobs is not None:
             print(*logprob_lines(sample, self.decode), sep="\n", flush=True)
+        if not self.is_json and sample.constraint is not None:
+            self._constrained(sample, sample.constraint)
         self.results.write(record)
 
     def footer(self) -> None:
@@ -140,6 +145,13 @@ class Output:
             return f"interrupted before the first of {asked} was finished; nothing is kept"
         where = f", kept in {self.results.path}" if self.results.path else ""
         return f"interrupted: {self.num_done} of {asked} finished{where}"
+
+    def _constrained(self, sample: Sample, report: Report) -> None:
+        """Prints the particles that a text was drawn from, and why a text is not valid."""
+        for line in particle_lines(report) if report.particles else ():
+            print_styled(line, "dim", stderr=True)
+        if not sample.valid:
+            notice(invalid_reason(sample))
 
     def _text(self, sample: Sample) -> None:
         if self.num_samples > 1:
@@ -230,10 +242,10 @@ def command(
 
 def _parts(given: dict[str, Any], jobs: list[Job]) -> dict[str, str]:
     """Specs of drafter, verifier and controller, checked. Raises ConfigError."""
-    constraints.check(given)
+    samplings = tuple(job.sampling for job in jobs)
+    constraints.check(given, samplings)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
-    samplings = tuple(job.sampling for job in jobs)
     is_local, target = options.runs_locally(given), given["target"]
     options.check_parts(is_local=is_local, samplings=samplings, target=target, **parts)
     return parts
@@ -261,7 +273,9 @@ def _run_local(
     output = Output(is_json, streams, total, results, call)
     try:
         how = {name: given[name] for name in ("dtype", "device", "weights", "target")}
-        loaded = options.load(given["model"], batch=batch, **how)
+        searches = constraints.particles([job.sampling for job in jobs])
+        room = max(batch, *(search.n for search in searches), 1)
+        loaded = options.load(given["model"], batch=room, **how)
         output.decode = loaded.tokenizer.decode_inside
         with exit_at_once(options.EARLY_INTERRUPT):  # constraints compile kernels
             shapers = constraints.shapers(loaded, given)

@@ -187,7 +187,11 @@ Split = Annotated[
 OnError = Annotated[str, typer.Option("--on-error", help="For unreadable records: fail or skip.")]
 
 EARLY_INTERRUPT = "interrupted before anything was begun"
-PARTS = {"DrafterName": "drafter", "GrowerName": "grower"}  # annotation -> kind
+PARTS = {  # annotation -> kind
+    "DrafterName": "drafter",
+    "GrowerName": "grower",
+    "VerifierName": "verifier",
+}
 SMALL_BYTES = 16 << 20  # of weights: they stay in the processor's cache, and passes cost little
 SLOW_SECONDS = 1.0  # until a notice is printed on a terminal
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from forerun.utils.text import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from forerun.constraints._report import Report
     from forerun.engine.generation import Sample
     from forerun.engine.stats import Stats
 
+SHOWN_TEXTS, SHOWN_CHARS = 5, 60  # of particles
 WIDE_COLUMNS = 200  # width without a terminal, so that a row stays on one line
 STYLES = {"cyan": 36, "dim": 2}  # ANSI codes
 
@@ -146,6 +149,34 @@ def logprob_lines(sample: Sample, decode: Callable[[list[int]], str]) -> list[st
     for token, top in zip(sample.tokens, sample.logprobs or [], strict=True):
         others = [f"{shown(t)} {value:.2f}" for t, value in top.items() if t != token]
         lines.append(f"{top[token]:8.2f} {shown(token):14} {'  '.join(others)}".rstrip())
+    return lines
+
+
+def invalid_reason(sample: Sample) -> str:
+    """Why a constraint does not allow a finished text, as a line."""
+    reason = sample.constraint.error
+    if sample.finish == "length":
+        reason = reason or f"it was cut after {counted(len(sample.tokens), 'token')}"
+        reason += "; raise --max-new-tokens"
+    default = "no allowed text goes on from it; check the constraint, stop texts and banned tokens"
+    return f"the text is not valid: {reason or default}"
+
+
+def particle_lines(report: Report) -> list[str]:
+    """The particles of a sample as text: how many, and the shares of their texts."""
+    from forerun.constraints._report import by_text
+
+    particles = report.particles or ()
+    if report.logw == -math.inf:
+        return ["no particle reached an allowed text; more particles or tokens may help"]
+    shares = by_text(particles)
+    lines = [
+        f"{counted(len(shares), 'text')} among {counted(len(particles), 'particle')}; "
+        f"log probability of allowed texts: {report.logw:.2f}"
+    ]
+    for text, weight in list(shares.items())[:SHOWN_TEXTS]:
+        shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+        lines.append(f"{weight:8.3f}  {shown!r}")
     return lines
 
 

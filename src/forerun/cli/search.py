@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
+from forerun.cli import _constraints as constraints
 from forerun.cli import _signature, options
 from forerun.cli._call_line import announce, call_line
 from forerun.cli.memory import check_memory_file, memory_saved
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_METHOD = "best_of"
 ALIASES = {"beam": "step_beam"}
-SAMPLING = ("temperature", "top_p", "max_new_tokens")
+SAMPLING = ("temperature", "top_p", "max_new_tokens", "constraint_start")
 PARTS = ("drafter", "verifier", "controller", "constraint")
 
 Batch = Annotated[
@@ -64,6 +65,11 @@ def drawing(
     controller: options.ControllerSpec = registry.DEFAULT_CONTROLLER,
     target: options.TargetSpec = None,
     constraint: options.ConstraintSpecs = [],  # noqa: B006
+    json_schema: constraints.JsonSchemaFile = None,
+    regex: constraints.Pattern = None,
+    grammar: constraints.GrammarFile = None,
+    choice: constraints.Choices = None,
+    constraint_start: constraints.Start = None,
     batch: Batch = None,
     memory: options.MemoryFile = None,
     tenant: options.Tenant = "",
@@ -148,8 +154,12 @@ def _sampling(given: dict[str, Any]) -> Sampling:
 def _check(cls: type[Search], given: dict[str, Any], jobs: list[Job]) -> None:
     """Checks the options without a model. Raises ConfigError, DataError, ModelError."""
     if cls.draws:
+        samplings = [
+            replace(job.sampling, constraint_sampling=cls.constraint_sampling) for job in jobs
+        ]
+        constraints.check(given, samplings)
         specs = {kind: given[kind] for kind in (*PARTS, "target")}
-        options.check_parts(samplings=tuple(job.sampling for job in jobs), **specs)
+        options.check_parts(samplings=tuple(samplings), **specs)
     batch = given.get("batch")
     options.check_model(
         given["model"], given["dtype"], given["device"], 1 if batch is None else batch
@@ -195,6 +205,7 @@ def _searches(search: Search, model: Model, given: dict[str, Any], jobs: list[Jo
             yield job, *_timed(search, model, job, {"max_new_tokens": given["max_new_tokens"]})
         return
     how = {kind: given[kind] for kind in (*PARTS, "batch", "tenant")}
+    how["constraint"] = constraints.shapers(model, given)
     options.warm_up(model, drafter=given["drafter"], verifier=given["verifier"])
     is_quiet = given["is_json"]
     with memory_saved(model, given["memory"], given["drafter"], given["tenant"], is_quiet=is_quiet):

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from forerun.constraints._matcher import Cursor, State, compiled, library, vocabulary_of
+from forerun.constraints._matcher import (
+    Cursor,
+    State,
+    check_grammar,
+    compiled,
+    library,
+    vocabulary_of,
+)
 from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence
 from forerun.errors import DataError
@@ -26,9 +33,9 @@ def text_of(file: str | Path) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+        raise DataError(f"{file} cannot be read: {error.strerror}; check the path") from None
     except UnicodeDecodeError:
-        raise DataError(f"{file} is not UTF-8 text") from None
+        raise DataError(f"{file} is not UTF-8 text; save it as UTF-8") from None
 
 
 class Ended(NamedTuple):
@@ -56,10 +63,26 @@ class GrammarConstraint(Constraint):
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
         library()
         bound = super().bind(tokenizer, vocab_size)
-        bound._start = compiled(tokenizer, vocab_size, self.source())
+        source = self.source()
+        try:
+            bound._start = compiled(tokenizer, vocab_size, source)
+        except DataError as error:
+            raise DataError(self.explained(str(error))) from None
         bound._vocabulary = vocabulary_of(tokenizer, vocab_size)
         bound._vocab_size, bound._splits = vocab_size, {}
         return bound
+
+    def check(self) -> None:
+        """Checks the grammar without a model. Raises DataError."""
+        source = self.source()
+        try:
+            check_grammar(source)
+        except DataError as error:
+            raise DataError(self.explained(str(error))) from None
+
+    def explained(self, message: str) -> str:
+        """The message of an error for a source that llguidance refuses."""
+        return f"the grammar cannot be used: {message}"
 
     def key(self) -> str:
         return hashlib.sha256(self.source().encode()).hexdigest()

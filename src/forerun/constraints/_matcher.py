@@ -7,6 +7,7 @@ detokenizer, so a match is a match of the text that the user sees.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Sequence as Many
 from contextvars import ContextVar
@@ -33,6 +34,8 @@ LIMITS = {
     "step_max_items": 50_000,
     "verbose_errors": False,
 }
+PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # of an error in a grammar
+QUOTE = re.compile(r"\n +\d+ \| ")  # of the grammar, in an error
 SPECIAL = b"\xff"  # prefix of special tokens, which match no text
 
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
@@ -63,10 +66,7 @@ def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
 
     Raises DataError for a grammar that llguidance refuses.
     """
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        raise DataError(
-            f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are compiled"
-        )
+    _check_size(grammar)
     with _lock:
         vocabulary = vocabulary_of(tokenizer, vocab_size)
         key = cache_owner.get(), id(vocabulary), grammar
@@ -81,16 +81,47 @@ def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
         return found
 
 
+def check_grammar(grammar: str) -> None:
+    """Raises DataError for a grammar that llguidance refuses; needs no tokenizer."""
+    _check_size(grammar)
+    guidance = library()
+    whole, limits = _with_options(grammar), guidance.LLParserLimits(**LIMITS)
+    if refusal := guidance.LLMatcher.validate_grammar(whole, limits=limits):
+        raise DataError(_reason(refusal, whole != grammar))
+
+
 def _made(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     guidance = library()
     limits = guidance.LLParserLimits(**LIMITS)
-    if "%llguidance" not in grammar:
-        grammar = OPTIONS + grammar
-    found = guidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    whole = _with_options(grammar)
+    found = guidance.LLMatcher(vocabulary, whole, log_level=0, limits=limits)
     if found.is_error():
-        reason = found.get_error().split("\n   1 | ")[0]  # then it quotes the grammar
-        raise DataError(in_a_line(ValueError(reason)))
+        raise DataError(_reason(found.get_error(), whole != grammar))
     return found
+
+
+def _check_size(grammar: str) -> None:
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise DataError(
+            f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are compiled"
+        )
+
+
+def _with_options(grammar: str) -> str:
+    return grammar if "%llguidance" in grammar else OPTIONS + grammar
+
+
+def _reason(message: str, has_more_lines: bool) -> str:
+    """The message of llguidance without its quote of the grammar, with the user's line number.
+
+    has_more_lines: a line with options stands before the user's grammar.
+    """
+    plain = QUOTE.split(message)[0]
+    found = PLACE.match(plain)
+    if found is None:
+        return in_a_line(ValueError(plain))
+    line = int(found[1]) - has_more_lines
+    return in_a_line(ValueError(f"line {line}, column {found[2]}: {plain[found.end() :]}"))
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
@@ -218,6 +249,6 @@ class Cursor:
 
     def _give_up(self, error: ValueError) -> None:
         """Notes an error of the matcher, which never leaves it, and starts another."""
-        self.error = self.error or in_a_line(error)
+        self.error = self.error or in_a_line(error).removesuffix(" <non-verbose/>")
         self._at.is_legal = False
         self._matcher, self._at = self._start.deep_copy(), self._root

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from forerun.constraints._after import After
 from forerun.constraints._all_of import AllOf
+from forerun.constraints._report import Report as Report
 from forerun.constraints.asap import Asap, AsapMemory
 from forerun.constraints.awrs import Awrs
 from forerun.constraints.base import Constraint
@@ -37,31 +38,6 @@ class Applied(NamedTuple):
     constraint: Constraint
     state: Any
     counts: Counts
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a constraint did to a text.
-
-    valid: whether the text is an allowed one. logw: with constraint_sampling "awrs" the log
-    importance weight of the text for the model's law given that the text is allowed, -inf if it is
-    not; with "smc" the log of the estimated probability that the model's text is allowed.
-    num_masks, num_tests: masks computed, and tokens tested without a mask. allowed_mass: if
-    requested, the probability of the allowed tokens at each token. error: why the constraint gave
-    up, if it did.
-    """
-
-    valid: bool
-    logw: float = 0.0
-    num_masks: int = 0
-    num_tests: int = 0
-    allowed_mass: list[float] | None = None
-    error: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without those that were not requested."""
-        found = asdict(self) | {"logw": self.logw if math.isfinite(self.logw) else None}
-        return {name: value for name, value in found.items() if value is not None and value != ""}
 
 
 class RequestConstraint(Shaper):
@@ -134,24 +110,28 @@ def prepared(
         )
     bound = [*constraints, *([] if own is None else [own.bind(tokenizer, vocab_size)])]
     if not bound:
-        _check_unused(sampling)
+        check_method(sampling, is_constrained=False)
         return sampling
     whole = bound[0] if len(bound) == 1 else AllOf(bound)
     if sampling.constraint_start is not None:
         whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)
-    if sampling.constraint_sampling != "mask":
-        _check_whole_law(sampling)
-        whole = _sampled(whole, sampling.constraint_sampling, memory)
+    check_method(sampling)
+    if sampling.constraint_method != "mask":
+        whole = _sampled(whole, sampling.constraint_method, memory)
     return replace(sampling, constraint=whole)
 
 
 DEFAULTS = {"constraint_start": None, "constraint_sampling": "mask", "allowed_mass": False}
 
 
-def _check_unused(sampling: Sampling) -> None:
-    for name, default in DEFAULTS.items():
-        if (value := getattr(sampling, name)) != default:
-            raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
+def check_method(sampling: Sampling, *, is_constrained: bool = True) -> None:
+    """Raises ConfigError for a way to sample that the other settings exclude."""
+    if not is_constrained:
+        for name, default in DEFAULTS.items():
+            if (value := getattr(sampling, name)) != default:
+                raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
+    elif sampling.constraint_method != "mask":
+        _check_whole_law(sampling)
 
 
 def _sampled(constraint: Constraint, how: str, memory: AsapMemory | None) -> Constraint:
@@ -160,7 +140,12 @@ def _sampled(constraint: Constraint, how: str, memory: AsapMemory | None) -> Con
 
 
 def _check_whole_law(sampling: Sampling) -> None:
-    """Raises ConfigError for settings under which the model's law is not a softmax."""
+    """Raises ConfigError for settings under which the law of a text is not the whole one."""
+    if sampling.ignore_eos:
+        raise ConfigError(
+            f"constraint_sampling={sampling.constraint_sampling!r} weighs texts with their end "
+            "token; leave ignore_eos out"
+        )
     if sampling.is_greedy or sampling.truncates:
         raise ConfigError(
             f"constraint_sampling={sampling.constraint_sampling!r} corrects towards the whole law "

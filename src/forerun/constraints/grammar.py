@@ -31,9 +31,19 @@ class Grammar(GrammarConstraint):
             raise ConfigError("a grammar needs a text or a file, one of the two")
         if notation is not None and notation not in NOTATIONS:
             raise UnknownName.of("notation", notation, NOTATIONS)
+        self.file = file
         suffix = Path(file).suffix[1:].lower() if file else ""
         self.text = text_of(file) if file else str(text)
         self.notation = notation or (suffix if suffix in NOTATIONS else _notation_of(self.text))
+
+    def explained(self, message: str) -> str:
+        where = "the grammar" if self.file is None else str(self.file)
+        hint = ""
+        if "no start rule" in message:
+            hint = (
+                "; name the first rule `start`" if self.notation == LARK else "; write `root ::=`"
+            )
+        return f"{where} cannot be used: {message}{hint}"
 
     def source(self) -> str:
         return self.text if self.notation == LARK else as_lark(self.text, self.notation)

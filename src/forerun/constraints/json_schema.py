@@ -17,6 +17,7 @@ from forerun.registry import File
 from forerun.utils.files import parsed
 
 ANY_OBJECT = {"type": "object"}
+PREFACE = re.compile("line .*, column .*: failed to compile JSON schema: ")
 UNKNOWN = re.compile(r"Unimplemented keys: (\[.*\])")
 # keywords of which the values are schemas by name, or data
 NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -34,7 +35,7 @@ class JsonSchema(GrammarConstraint):
         if schema is not None and file is not None:
             raise ConfigError("a JSON schema comes as a value or from a file, not both")
         given = text_of(file) if file else ANY_OBJECT if schema is None else schema
-        self.schema: Any = _schema_of(given)
+        self.schema: Any = _schema_of(given, str(file or "the schema"))
         self.whitespace = whitespace
 
     def source(self) -> str:
@@ -43,13 +44,7 @@ class JsonSchema(GrammarConstraint):
             schema = {"x-guidance": {"whitespace_flexible": False}} | dict(schema)
         return f"start: %json {json.dumps(schema)}"
 
-    def bind(self, tokenizer, vocab_size):  # type: ignore[no-untyped-def]
-        try:
-            return super().bind(tokenizer, vocab_size)
-        except DataError as error:
-            raise DataError(self._explained(str(error))) from None
-
-    def _explained(self, message: str) -> str:
+    def explained(self, message: str) -> str:
         """The message of llguidance, with the paths of the keywords that it does not know."""
         if found := UNKNOWN.search(message):
             names = json.loads(found.group(1))
@@ -58,20 +53,26 @@ class JsonSchema(GrammarConstraint):
                 f"the schema has keywords that are not supported: {', '.join(paths or names)}; "
                 "leave them out"
             )
-        return f"the JSON schema cannot be used: {message}"
+        return f"the JSON schema cannot be used: {PREFACE.sub('', message)}"
 
 
-def _schema_of(given: Any) -> Any:
-    """A schema as JSON values. Raises DataError."""
+def _schema_of(given: Any, where: str) -> Any:
+    """A schema as JSON values. where: its name in errors. Raises DataError."""
     if hasattr(given, "model_json_schema"):  # pydantic
         return given.model_json_schema()
     if isinstance(given, str | bytes):
         try:
             given = parsed(given if isinstance(given, str) else given.decode())
         except ValueError as error:
-            raise DataError(f"the schema is no JSON: {in_a_line(error)}") from None
+            raise DataError(
+                f"{where} is no JSON: {in_a_line(error)}; a schema looks like "
+                '{"type": "object", "properties": {"name": {"type": "string"}}}'
+            ) from None
     if not isinstance(given, Mapping | bool):
-        raise DataError(f"a JSON schema is an object, got {given!r:.80}")
+        raise DataError(
+            f"{where}: a JSON schema is an object, got {given!r:.80}; give JSON, or in Python a "
+            "mapping or a pydantic model"
+        )
     return given
 
 

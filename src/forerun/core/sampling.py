@@ -50,7 +50,7 @@ class Sampling:
     n: int = 1
     logprobs: int | None = None  # report the chosen token's and the top m log-probabilities
     constraint: Any = None  # of forerun.constraints, such as JsonSchema({...})
-    constraint_sampling: str = "mask"  # how tokens are drawn under it: one of CONSTRAINT_SAMPLING
+    constraint_sampling: str = "mask"  # one of CONSTRAINT_SAMPLING, or "smc:n=20"
     constraint_start: str | None = None  # the constraint applies after this text
     allowed_mass: bool = False  # report the probability of the allowed tokens
 
@@ -91,6 +91,11 @@ class Sampling:
     def is_softmax(self) -> bool:
         """Whether the distribution is softmax(logits / T): not greedy, not truncated."""
         return not self.is_greedy and not self.truncates
+
+    @cached_property
+    def constraint_method(self) -> str:
+        """How tokens are drawn under a constraint, without options: one of CONSTRAINT_SAMPLING."""
+        return self.constraint_sampling.partition(":")[0]
 
     @property
     def divisor(self) -> float:
@@ -133,6 +138,7 @@ def _ids(values: Iterable[Any]) -> bool:
 
 
 CONSTRAINT_SAMPLING = "mask", "asap", "awrs", "smc"
+PARTICLES = "smc"  # the one with options, those of search "particles"
 MAX_BIAS = 1e30  # of biases and penalties, which must fit float32 logits
 MAX_LOGPROBS = 1000
 _CHECKS = (
@@ -175,8 +181,8 @@ _CHECKS = (
     ),
     (
         "constraint_sampling",
-        lambda v: v in CONSTRAINT_SAMPLING,
-        f"one of {', '.join(CONSTRAINT_SAMPLING)}",
+        lambda v: v in CONSTRAINT_SAMPLING or v.startswith(f"{PARTICLES}:"),
+        f"one of {', '.join(CONSTRAINT_SAMPLING)}, or smc with options, such as smc:n=20",
     ),
     (
         "constraint_start",

@@ -29,6 +29,7 @@ from forerun.core.scopes import kept_key
 from forerun.engine.engine import Engine
 from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import CapacityError
+from forerun.integrations.hf_constraints import Given, constraint_of
 from forerun.integrations.hf_inputs import (
     caller_arguments,
     check_arguments,
@@ -60,6 +61,10 @@ def generate(
     controller: str = registry.DEFAULT_CONTROLLER,
     stream_to: Any = None,
     rowwise: bool = False,
+    constraint: Given = (),
+    constraint_start: str | None = None,
+    constraint_sampling: str = "mask",
+    constraint_tokenizer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """The decoding loop for `GenerationMixin.generate`; returns what generate returns.
@@ -68,6 +73,9 @@ def generate(
     options, or a Drafter, a Verifier. stream_to: a streamer, for callers other than generate.
     rowwise: your processors, prefix_allowed_tokens_fn and stopping criteria keep no state and treat
     each row by itself; without this they need batch size 1.
+    constraint: of forerun, such as JsonSchema({...}) or "regex:pattern=[0-9]+", or several.
+    constraint_start: it applies after this text. constraint_sampling: only "mask".
+    constraint_tokenizer: default: the tokenizer of the model's folder.
     Raises ConfigError for inputs and settings that are not supported, CapacityError for a text that
     is longer than the model's stored positions.
     """
@@ -80,8 +88,25 @@ def generate(
     sampling, kept, warpers = split_processors(logits_processor, config.do_sample)
     criteria = Criteria(stopping_criteria, input_ids, is_rowwise=rowwise)
     wants_scores = bool(config.return_dict_in_generate and config.output_scores)
-    keeping = {"keeps_rows": wants_scores and bool(criteria.others), "is_rowwise": rowwise}
-    processors = Processors(kept, warpers, input_ids, criteria.has_ended, **keeping)
+    keeps_rows = wants_scores and bool(criteria.others)
+    own = constraint_of(
+        model,
+        model.config.get_text_config().vocab_size,
+        sorted(criteria.eos_ids),
+        constraint,
+        start=constraint_start,
+        sampling=constraint_sampling,
+        tokenizer=constraint_tokenizer,
+    )
+    processors = Processors(
+        kept,
+        warpers,
+        input_ids,
+        criteria.has_ended,
+        keeps_rows=keeps_rows,
+        is_rowwise=rowwise,
+        constraint=own,
+    )
     if wants_scores:
         criteria.scores = processors.past_scores
     recorder = OutputRecorder(processors, config)

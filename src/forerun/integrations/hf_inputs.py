@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
+from forerun.integrations.hf_constraints import check_no_constraint
 
 CACHES = ("past_key_values", "cache", "cache_params")
 # used here, or set by `generate` itself without an effect on the tokens
@@ -64,6 +65,8 @@ def check_config(model: Any, config: Any) -> None:
     for field, neutral in OTHER_LOOPS.items():
         value = getattr(config, field, neutral)
         if value not in (neutral, None):
+            for one in value if isinstance(value, list | tuple) else (value,):
+                check_no_constraint(one, field)
             raise ConfigError(
                 f"{field} must be {neutral}, got {value!r}; remove it or use plain generate"
             )
@@ -138,8 +141,8 @@ def batch_refusal(name: str, batch: int, *, can_declare: bool = True) -> ConfigE
     declare = ", or pass rowwise=True if it keeps no state and treats each row by itself"
     return ConfigError(
         f"{name} cannot be used with batch size {batch}: it may keep state or compare rows, and "
-        "rows of a batch advance by different numbers of tokens; use batch size 1 or plain "
-        f"generate{declare * can_declare}"
+        "rows of a batch advance by different numbers of tokens; use batch size 1, plain generate, "
+        f"or for a grammar constraint=... of forerun{declare * can_declare}"
     )
 
 

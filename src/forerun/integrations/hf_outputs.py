@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.core.records import Sequence, Step
 from forerun.errors import ConfigError
-from forerun.integrations.hf_processors import Processors
+from forerun.integrations.hf_processors import Place, Processors
 
 
 class TokenStreamer:
@@ -55,7 +55,8 @@ class OutputRecorder:
             first = len(seq.tokens) - len(step.emitted[i]) - seq.num_prompt
             for count, node in enumerate(step.visited(i), start=first):
                 logits = laws.rows.row(node).astype(np.float32)
-                state = (seq.index, *seq.generated[:count])
+                inner = next((state.inner for state in laws.states(node)), None)
+                state = Place((seq.index, *seq.generated[:count]), inner)
                 scores = self.processors.scores(state, logits) if self.wants_scores else None
                 rows.append((scores, torch.from_numpy(logits)))
 

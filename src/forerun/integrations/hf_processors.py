@@ -9,16 +9,19 @@ they treat every row by itself and keep no state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence as Many
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, LawError
+from forerun.integrations.hf_constraints import check_no_constraint
 from forerun.integrations.hf_inputs import batch_refusal
 
 MODULE = "transformers.generation.logits_process"
@@ -57,6 +60,13 @@ MAX_KEPT = 32  # rows of ordered processors, enough for one step
 Key = tuple[int, ...]  # batch row, then new tokens
 
 
+class Place(NamedTuple):
+    """A state: the text, and the state of the constraint after it."""
+
+    key: Key
+    inner: Any = None
+
+
 def split_processors(processors: Any, do_sample: bool) -> tuple[Sampling, list[Any], list[Any]]:
     """The sampling parameters, the processors, and the warpers at the end of the list.
 
@@ -86,7 +96,7 @@ def _class(processor: Any) -> str:
 
 
 class Processors(Shaper):
-    """Applies processors and warpers; the state is the batch row, then its new tokens.
+    """Applies processors, a constraint of forerun, and warpers, in this order.
 
     Processors receive padded prompts and the expected batch size, since some use the row index.
     has_ended: whether a text (row, new tokens) is complete; nothing after it is emitted.
@@ -104,12 +114,18 @@ class Processors(Shaper):
         *,
         keeps_rows: bool = False,
         is_rowwise: bool = False,
+        constraint: Constraint | None = None,
     ) -> None:
         self.processors, self.warpers, self.prompts = processors, warpers, prompts
+        self.constraint, self.forbids = constraint, constraint is not None
         self.is_ordered = not all(map(is_pure, processors)) and len(prompts) == 1
         self.rows: dict[Key, np.ndarray] = {}  # scores without warpers
         self._has_ended, self._keeps_rows = has_ended, keeps_rows
         self._next: Key = ()  # state of the last call of ordered processors
+        for processor in processors:
+            check_no_constraint(processor, "logits_processor")
+            if _class(processor) == PREFIX:
+                check_no_constraint(processor._prefix_allowed_tokens_fn, _name(processor))
         for processor in processors if len(prompts) > 1 else ():
             is_stateful = _class(processor) in STATEFUL
             if is_stateful or not (is_rowwise or is_pure(processor)):
@@ -120,27 +136,37 @@ class Processors(Shaper):
     def applies(self) -> bool:
         """Whether scores differ from logits by more than a temperature, or are kept."""
         is_warm = all(_class(w) == WARPERS[0] for w in self.warpers)
-        return bool(self.processors) or not is_warm or self._keeps_rows
+        return bool(self.processors) or self.forbids or not is_warm or self._keeps_rows
 
     def past_scores(self, row: int, tokens: list[int]) -> tuple[Tensor, ...]:
         """The scores [B, V] of all positions of a text so far; other rows are copies."""
-        states = [(row, *tokens[:count]) for count in range(len(tokens))]
-        found = [self.scores(state, self.rows[state]) for state in states]
+        keys = [(row, *tokens[:count]) for count in range(len(tokens))]
+        found = [self.scores(Place(key), self.rows[key]) for key in keys]
         return tuple(scores.expand(len(self.prompts), -1) for scores in found)
 
-    def start(self, seq: Sequence) -> Key:
-        return (seq.index, *seq.generated)
+    def start(self, seq: Sequence) -> Place:
+        inner = None if self.constraint is None else self.constraint.start(seq)
+        return Place((seq.index, *seq.generated), inner)
 
-    def advance(self, state: Key, token: int) -> Key:
-        return (*state, token)
+    def advance(self, state: Place, token: int) -> Place:
+        own = self.constraint
+        inner = None if own is None else own.advance(state.inner, token)
+        return Place((*state.key, token), inner)
 
-    def logits(self, state: Key, logits: np.ndarray) -> np.ndarray:
+    def allows(self, state: Place, token: int) -> bool:
+        return self.constraint is None or self.constraint.allows(state.inner, token)
+
+    def forced(self, state: Place) -> Many[int]:
+        return () if self.constraint is None else self.constraint.forced(state.inner)
+
+    def logits(self, state: Place, logits: np.ndarray) -> np.ndarray:
         """Scores [V]; a removed token has -inf. The temperature is not applied."""
-        if state not in self.rows:
-            row, *tokens = state
+        key = state.key
+        if key not in self.rows:
+            row, *tokens = key
             if self.is_ordered and self._has_ended(row, tokens):
                 return logits
-            scores = self._processed(state, logits)
+            scores = self._processed(key, logits)
             if np.isnan(scores).any():
                 raise LawError(
                     f"a score of row {row} is NaN after {len(tokens)} new tokens: the model or a "
@@ -153,32 +179,34 @@ class Processors(Shaper):
                     f"all scores of row {row} are -inf after {len(tokens)} new tokens: no token is "
                     f"allowed by {names}; relax one of them"
                 )
-            self.rows[state] = scores
+            if self.constraint is not None:
+                scores = self.constraint.logits(state.inner, scores)
+            self.rows[key] = scores
             if not self._keeps_rows and len(self.rows) > MAX_KEPT:
                 del self.rows[next(iter(self.rows))]
-        return self._warped(self.rows[state])
+        return self._warped(self.rows[key])
 
-    def scores(self, state: Key, logits: np.ndarray) -> Tensor:
+    def scores(self, state: Place, logits: np.ndarray) -> Tensor:
         """Scores [V] of `generate` at a visited node: processors, then all warpers."""
         self.logits(state, logits)
-        row, ids = self.rows.get(state, logits), torch.zeros(1, 0, dtype=torch.int64)
+        row, ids = self.rows.get(state.key, logits), torch.zeros(1, 0, dtype=torch.int64)
         scores = torch.from_numpy(row)[None]
         for warper in self.warpers:
             scores = warper(ids, scores)
         return scores[0]
 
-    def _processed(self, state: Key, logits: np.ndarray) -> np.ndarray:
-        row, *tokens = state
+    def _processed(self, key: Key, logits: np.ndarray) -> np.ndarray:
+        row, *tokens = key
         if not self.processors:
             return logits.astype(np.float32)
         if self.is_ordered:
-            if self._next and state[:-1] != self._next:
+            if self._next and key[:-1] != self._next:
                 names = ", ".join(_name(p) for p in self.processors if not is_pure(p))
                 raise ConfigError(
                     f"{names} must be called once per token, in order, and this drafter or "
                     "verifier asks for other nodes; use the defaults or plain generate"
                 )
-            self._next = state
+            self._next = key
         return apply(self.processors, self.prompts, row, tokens, logits)
 
     def _warped(self, row: np.ndarray) -> np.ndarray:

@@ -107,6 +107,11 @@ class Proposer(Tap):
         """The drafter with a user's options. Raises ConfigError for a fixed option."""
         fixed = self.fixed_options()
         spec = f"{self.name}:{options}"
+        if any(name.startswith("constraint") for name in registry.parse(spec)[1]):
+            raise ConfigError(
+                f"additional_config['forerun']={options!r} has a constraint, which vLLM cannot "
+                "apply; use SamplingParams(structured_outputs=...), or forerun serve"
+            )
         if refused := sorted(fixed.keys() & registry.parse(spec)[1].keys()):
             raise ConfigError(
                 f"option {refused[0]} of {self.name} must be {fixed[refused[0]]!r} in vLLM, which "

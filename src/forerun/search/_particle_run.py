@@ -22,7 +22,7 @@ FOR_PLAIN_RUNS = ("drafter", "controller", "batch")  # options that particles do
 class ParticleRun(Run):
     """Yields one text per requested sample, each drawn from particles of its own.
 
-    Prompts with another `constraint_sampling` are sampled by an ordinary run. options: of
+    searches: one per prompt; prompts without one are sampled by an ordinary run. options: of
     `Model.run`. Text is not streamed: it is known once the particles have ended.
     """
 
@@ -31,17 +31,16 @@ class ParticleRun(Run):
         model: Model,
         prompts: list[str | list[int]],
         samplings: list[Sampling],
-        search: Particles,
+        searches: list[Particles | None],
         options: Mapping[str, Any],
     ) -> None:
-        self.model, self.prompts, self.search, self.options = model, prompts, search, options
+        self.model, self.prompts, self.searches, self.options = model, prompts, searches, options
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self.samplings = [
             replace(s, seed=self.seed if s.seed is None else s.seed) for s in samplings
         ]
         self.numbers = options.get("numbers") or range(len(prompts))
-        particles = [self._is_smc(i) for i in range(len(prompts))]
-        self._samples = self._all([i for i, one in enumerate(particles) if not one])
+        self._samples = self._all([i for i, search in enumerate(searches) if search is None])
 
     def __iter__(self) -> Iterator[Sample]:
         return self._samples
@@ -59,23 +58,20 @@ class ParticleRun(Run):
     def forget(self) -> None:
         """Particles keep nothing."""
 
-    def _is_smc(self, i: int) -> bool:
-        return self.samplings[i].constraint_sampling == "smc"
-
     def _all(self, plain: Many[int]) -> Generator[Sample, None, None]:
         """The samples of ordinary prompts, then those from particles."""
         if plain:
             yield from self._plain(plain)
-        for i, prompt in enumerate(self.prompts):
-            if i in plain:
+        for i, (prompt, search) in enumerate(zip(self.prompts, self.searches, strict=True)):
+            if search is None:
                 continue
             sampling, number = self.samplings[i], self.numbers[i]
             how = {k: v for k, v in self.options.items() if k not in FOR_PLAIN_RUNS}
             how.pop("numbers", None)
-            with self.search.session(
+            with search.session(
                 self.model, prompt, sampling=replace(sampling, n=1), prompt_index=number, **how
             ) as session:
-                for sample in self.search.samples(session, sampling.n):
+                for sample in search.samples(session, sampling.n):
                     yield replace(sample, prompt_index=i)
 
     def _plain(self, chosen: Many[int]) -> Generator[Sample, None, None]:

@@ -39,6 +39,7 @@ class Search(ABC):
 
     draws: ClassVar[bool] = True  # samples with drafts; otherwise `run` takes only max_new_tokens
     num_tokens: ClassVar[int] = 512  # default of max_new_tokens
+    constraint_sampling: ClassVar[str] = "mask"  # how its samples are drawn under a constraint
     spellings: ClassVar[Mapping[str, str]] = {}  # option -> second name on the command line
     readers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # option -> converter of its value
     n: int = 1  # samples at once

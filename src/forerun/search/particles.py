@@ -22,8 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forerun import registry
-from forerun.core.roles import Drafter, Verifier, name_of
-from forerun.core.sampling import Sampling
+from forerun.constraints._report import Particle, by_text, finite_or_none
+from forerun.constraints.base import Constraint
+from forerun.core.roles import Drafter, Shaper, Verifier, name_of
+from forerun.core.sampling import PARTICLES, Sampling
 from forerun.engine.generation import Sample
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
@@ -64,8 +66,16 @@ class Posterior:
     def sample(self) -> Sample:
         """The particle drawn by weight, with the log evidence and the statistics of all."""
         drawn = self.samples[self.chosen]
-        report = replace(drawn.constraint, logw=self.log_evidence)
+        report = replace(drawn.constraint, logw=self.log_evidence, particles=tuple(self.particles))
         return replace(drawn, constraint=report, stats=self.stats)
+
+    @property
+    def particles(self) -> list[Particle]:
+        """Texts and weights of all particles."""
+        return [
+            Particle(s.text, weight, s.constraint.logw, s.constraint.valid)
+            for s, weight in zip(self.samples, self.weights, strict=True)
+        ]
 
     @property
     def text(self) -> str:
@@ -77,11 +87,7 @@ class Posterior:
 
     def law(self) -> dict[str, float]:
         """Text -> its weight, largest first; without particles of weight 0."""
-        found: dict[str, float] = {}
-        for sample, weight in zip(self.samples, self.weights, strict=True):
-            if weight > 0.0:
-                found[sample.text] = found.get(sample.text, 0.0) + weight
-        return dict(sorted(found.items(), key=lambda one: -one[1]))
+        return by_text(self.particles)
 
     def shown(self) -> str:
         return self.text
@@ -104,7 +110,7 @@ class Posterior:
             "prompt": self.prompt,
             "text": self.text,
             "valid": self.samples[self.chosen].valid,
-            "log_evidence": _finite_or_none(self.log_evidence),
+            "log_evidence": finite_or_none(self.log_evidence),
             "chosen": self.chosen,
             "resamplings": self.num_resamplings,
             "seed": self.seed,
@@ -124,6 +130,7 @@ class Particles(Search):
     """
 
     spellings = {"n": "--particles"}
+    constraint_sampling = PARTICLES
 
     def __init__(
         self,
@@ -163,11 +170,12 @@ class Particles(Search):
         sampling: Sampling | None = None,
         verifier: str | Verifier = registry.DEFAULT_VERIFIER,
         drafter: str | Drafter = registry.DEFAULT_DRAFTER,
+        shapers: Many[Shaper] = (),
         **options: Any,
     ) -> Session:
         """A session for runs on one prompt. Raises ConfigError."""
         own = options.get("constraint") or (sampling is not None and sampling.constraint)
-        if not own:
+        if not own and not any(isinstance(one, Constraint) for one in shapers):
             raise ConfigError(
                 "particles need a constraint, such as --constraint 'regex:pattern=[0-9]+' or "
                 "constraint=Regex(...); without one every sample already has the model's law"
@@ -175,6 +183,7 @@ class Particles(Search):
         how = options | {
             "verifier": _ending(verifier, model),
             "drafter": "none",
+            "shapers": shapers,
             "constraint_sampling": "awrs",
         }
         found = Session(model, prompt, sampling, batch=self.n, **how)
@@ -188,15 +197,26 @@ class Particles(Search):
             found.note(f"drafter {name} is not used: particles grow by one token a step")
         return found
 
+    @classmethod
+    def requested(cls, sampling: Sampling) -> Particles | None:
+        """The search of a request with `constraint_sampling="smc"` or "smc:n=20", else None.
+
+        Raises ConfigError, UnknownName for its options.
+        """
+        name, _, options = sampling.constraint_sampling.partition(":")
+        return registry.make("search", f"particles:{options}") if name == PARTICLES else None
+
+    @classmethod
     def runs(
-        self,
+        cls,
         model: Model,
         prompts: list[str | list[int]],
         samplings: list[Sampling],
         options: Mapping[str, Any],
     ) -> ParticleRun:
         """The run of a generation call. options: of `Model.run`."""
-        return ParticleRun(model, prompts, samplings, self, options)
+        searches = [cls.requested(one) for one in samplings]
+        return ParticleRun(model, prompts, samplings, searches, options)
 
     def posterior(self, session: Session, number: int = 0) -> Posterior:
         """One run of particles in a session. number: of the run, which selects its randomness."""
@@ -276,10 +296,5 @@ def _record(sample: Sample, weight: float) -> dict[str, Any]:
         "finish": sample.finish,
         "valid": sample.valid,
         "weight": weight,
-        "logw": _finite_or_none(sample.constraint.logw),
+        "logw": finite_or_none(sample.constraint.logw),
     }
-
-
-def _finite_or_none(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None

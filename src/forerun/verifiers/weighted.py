@@ -26,6 +26,7 @@ from forerun.core.roles import Target, Verifier
 from forerun.core.sampling import Sampling, argmax
 from forerun.core.tree import Tree
 from forerun.errors import ConfigError
+from forerun.registry import VerifierName
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ class Weighted(Verifier):
     def __init__(
         self,
         *,
-        rule: str | Verifier = registry.DEFAULT_VERIFIER,
+        rule: VerifierName | Verifier = registry.DEFAULT_VERIFIER,
         method: str = "auto",
         max_accepts: int = 2,
         max_rejects: int | None = None,

@@ -1,0 +1,139 @@
+"""Bad constraints on the command line and in Python: refused before a model is loaded, by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.cli.main import main
+from forerun.constraints.json_schema import JsonSchema
+from forerun.constraints.regex import Regex
+from forerun.errors import ConfigError, DataError
+
+SHORT = ["generate", "-p", "Ann has 12", "--seed", "1", "--max-new-tokens", "6"]
+FILES = {
+    "text.json": "{not json",
+    "array.json": "[1, 2]",
+    "keyword.json": '{"properties": {"b": {"not": {"type": "string"}}}}',
+    "reference.json": '{"$ref": "#/$defs/nope"}',
+    "false.json": "false",
+    "large.json": json.dumps({"title": "x" * (1 << 20)}),
+    "empty.lark": "",
+    "second.lark": 'start: "a"\nb: (\n',
+    "open.gbnf": 'root ::= "a" | (\n',
+    "rule.gbnf": "root ::= thing\n",
+    "syntax.py": "def prefix(text:\n",
+    "other.py": "x = 1\n",
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "latin.json").write_bytes(b'{"title": "\xe9"}')
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--regex", ""], "a regular expression must be a text that is not empty, got ''"),
+        (["--regex", "a("], "the regular expression 'a(' cannot be used: unclosed group"),
+        (["--regex", "(?=a)b"], "look-around, including look-ahead and look-behind"),
+        (["--json-schema", "no.json"], "no.json cannot be read: No such file"),
+        (["--json-schema", "."], "cannot be read: Is a directory; check the path"),
+        (["--json-schema", "text.json"], "text.json is no JSON: Expecting property name"),
+        (["--json-schema", "latin.json"], "latin.json is not UTF-8 text; save it as UTF-8"),
+        (["--json-schema", "array.json"], "array.json: a JSON schema is an object, got [1, 2]"),
+        (["--json-schema", "keyword.json"], "not supported: #/properties/b/not; leave them out"),
+        (["--json-schema", "reference.json"], "cannot be used: Pointer '/$defs/nope' does not"),
+        (["--json-schema", "false.json"], "Unsatisfiable schema: schema is false"),
+        (["--json-schema", "large.json"], "at most 1048576 are compiled"),
+        (["--grammar", "empty.lark"], "empty.lark cannot be used: no start rule found; name"),
+        (["--grammar", "second.lark"], "second.lark cannot be used: line 2, column "),
+        (["--grammar", "open.gbnf"], "the grammar is no GBNF: Expected ')' at line 2"),
+        (["--grammar", "rule.gbnf"], "the grammar is no GBNF: Rule 'thing' not found"),
+        (["--choice", "yes|"], "one or more texts that are not empty, got 'yes|'"),
+        (["--choice", ""], "one or more texts that are not empty, got ''"),
+        (["--choice", "a", "--constraint-start", ""], "constraint_start must be a non-empty text"),
+        (["--constraint-start", "x"], "constraint_start='x' needs a constraint"),
+        (["--constraint", "python:file=syntax.py"], "syntax.py gives no predicate (SyntaxError"),
+        (["--constraint", "python:file=other.py"], "define prefix(text: bytes) -> bool in it"),
+        (["--constraint", "regex:pattern=a("], "the regular expression 'a(' cannot be used"),
+        (["--constraint", "json_schema:file=text.json"], "text.json is no JSON"),
+    ],
+)
+def test_bad_constraints_are_refused_before_a_model_is_loaded(
+    files: None,
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forerun.cli.options.load", lambda *_, **__: pytest.fail("loaded"))
+    assert main([*SHORT, *words]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ('start: a\na: "1" a\n', "parser error: Too many items"),  # endless forced text
+        ("regex:pattern=[0-9]{50}", "it was cut after 6 tokens; raise --max-new-tokens"),
+        ("def prefix(text):\n    raise ValueError('an error')\n", "ValueError: an error"),
+        ("def prefix(text):\n    return False\n", "no allowed text goes on from it"),
+    ],
+)
+def test_texts_that_are_not_valid_are_named(
+    grammar: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They end with status 0, as all finished texts, and say so; JSON has `valid`."""
+    words = ["--constraint", grammar]
+    if grammar.startswith("start"):
+        (tmp_path / "grammar.lark").write_text(grammar)
+        words = ["--grammar", str(tmp_path / "grammar.lark")]
+    if grammar.startswith("def"):
+        (tmp_path / "rule.py").write_text(grammar)
+        words = ["--constraint", f"python:file={tmp_path / 'rule.py'}"]
+    assert main([*SHORT, *words]) == 0
+    assert f"the text is not valid: {message}" in capsys.readouterr().err
+    assert main([*SHORT, *words, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)["constraint"]
+    assert record["valid"] is False and ("rror" in message) == ("error" in record)
+
+
+def test_a_marker_that_never_comes_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--choice", "yes|no", "--constraint-start", "ZZZ"]
+    assert main([*SHORT, *words]) == 0
+    assert "the marker 'ZZZ' did not come; raise --max-new-tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "grammar", ['e: e "+" "1" | "1"\nstart: e\n', 'root ::= e\ne ::= e "1" | "1"']
+)
+def test_left_recursion_is_served(
+    grammar: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / ("left.gbnf" if "::=" in grammar else "left.lark")
+    path.write_text(grammar)
+    assert main([*SHORT, "--grammar", str(path)]) == 0
+    assert set(capsys.readouterr().out.strip()) <= {"1", "+"}
+
+
+def test_schemas_from_classes() -> None:
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    assert JsonSchema(Person).schema["required"] == ["name", "age"]
+    for wrong in (int, object(), 3, ["a"]):
+        with pytest.raises(DataError, match="object, got .* a pydantic model"):
+            JsonSchema(wrong)
+    with pytest.raises(ConfigError, match="not empty, got None"):
+        Regex(None)  # type: ignore[arg-type]

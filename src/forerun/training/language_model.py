@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from .data import Batches, Micro
@@ -61,12 +62,17 @@ class LanguageModel:
 
     def loss(self, micro: Micro) -> torch.Tensor:
         """Weighted cross-entropy in nats; position t predicts token t + 1."""
+        logits = self.logits(micro)
+        return cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])
+
+    def logits(self, micro: Micro) -> Tensor:
+        """Logits [rows, width - 1, V] at all tokens but the last."""
         if micro.tokens.device.type == "cpu":
             self.model.set_attn_implementation(
                 "eager" if micro.tokens.shape[1] <= EAGER_WIDTH else "sdpa"
             )
-        logits = self.model(input_ids=micro.tokens[:, :-1], use_cache=False).logits
-        return cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])
+        packed = {} if micro.positions is None else {"position_ids": micro.positions[:, :-1]}
+        return self.model(input_ids=micro.tokens[:, :-1], use_cache=False, **packed).logits
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters of the model by name; tied parameters once."""

@@ -27,6 +27,15 @@ class TopK:
 
     ids: Tensor  # int64 [..., k]
     logp: Tensor  # [..., k], log-probabilities at temperature 1
+    tail: Tensor | None = None  # [...], log of the mass of all other tokens; None: 1 - sum
+
+    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids [N, k], logp [N, k], tail [N])."""
+        logp = self.logp if self.logp.dtype == torch.float64 else self.logp.float()
+        tail = self.tail
+        if tail is None:
+            tail = (1 - logp.exp().sum(-1)).clamp_min(TINY).log()
+        return self.ids.flatten(0, -2).long(), logp.flatten(0, -2), tail.flatten()
 
 
 Teacher = Tensor | TopK
@@ -34,7 +43,7 @@ Teacher = Tensor | TopK
 
 @dataclass(frozen=True)
 class Rows:
-    """Student logits [N, V], teacher ([N, V],) or (ids [N, k], logp [N, k]), and weights [N]."""
+    """Student logits [N, V], teacher ([N, V],) or `TopK.rows`, and weights [N]."""
 
     student: Tensor
     teacher: tuple[Tensor, ...]
@@ -46,25 +55,26 @@ class Rows:
         cls, student: Tensor, teacher: Teacher, weights: Tensor | None, temperature: float
     ) -> Rows:
         """Rows of [..., V] tensors. Raises ConfigError if they do not fit each other."""
-        stored = (teacher.ids, teacher.logp) if isinstance(teacher, TopK) else (teacher,)
-        places = student.shape[:-1]
-        if any(part.shape[:-1] != places for part in stored):
+        is_stored, places = isinstance(teacher, TopK), student.shape[:-1]
+        given = teacher.ids if isinstance(teacher, TopK) else teacher
+        if given.shape[:-1] != places:
             raise ConfigError(
-                f"the teacher has positions {tuple(stored[0].shape[:-1])}, but the student "
+                f"the teacher has positions {tuple(given.shape[:-1])}, but the student "
                 f"{tuple(places)}; align them (the logits at token t predict token t + 1)"
             )
-        if len(stored) == 1 and teacher.shape != student.shape:  # type: ignore[union-attr]
+        if not is_stored and given.shape != student.shape:
             raise ConfigError(
-                f"the teacher has {stored[0].shape[-1]} tokens, but the student "
+                f"the teacher has {given.shape[-1]} tokens, but the student "
                 f"{student.shape[-1]}; cut the padding of the larger vocabulary"
             )
-        if not temperature > 0 or (temperature != 1 and len(stored) == 2):
+        if not temperature > 0 or (temperature != 1 and is_stored):
             raise ConfigError(
                 f"got temperature {temperature}; it must be above 0, and 1 with stored top-k rows, "
                 "as their tail has no logits"
             )
         kept = as_weights(weights, student.new_empty(places, dtype=float_type(student)))
-        flat = tuple(part.detach().flatten(0, -2) for part in stored)
+        rows = teacher.rows() if isinstance(teacher, TopK) else (teacher.flatten(0, -2),)
+        flat = tuple(part.detach() for part in rows)
         return cls(student.flatten(0, -2), flat, kept.flatten(), temperature)
 
     def chunks(self, size: int, *more: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -97,13 +107,12 @@ class Rows:
         if len(teacher) == 1:
             logp = F.log_softmax(teacher[0].to(kind) / self.temperature, -1)
             return F.log_softmax(logits, -1), logp
-        ids, logp = teacher[0].long(), teacher[1].to(kind)
+        ids, logp, tail_p = teacher[0], teacher[1].to(kind), teacher[2].to(kind)[:, None]
         total = logits.logsumexp(-1, keepdim=True)
         logq = logits.gather(-1, ids) - total
         if ids.shape[-1] == logits.shape[-1]:  # no tail
             return logq, logp
         tail_q = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True) - total
-        tail_p = (1 - logp.exp().sum(-1, keepdim=True)).clamp_min(TINY).log()
         return torch.cat([logq, tail_q], -1), torch.cat([logp, tail_p], -1)
 
 

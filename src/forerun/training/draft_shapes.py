@@ -53,10 +53,10 @@ def num_parameters(size: Size, vocab: int) -> int:
     return vocab * d + size.layers * layer + d
 
 
-def candidates(vocab: int, max_parameters: int) -> list[Size]:
+def candidates(vocab: int, max_parameters: int, depths: tuple[int, ...] = DEPTHS) -> list[Size]:
     """For each depth the widest shape with at most `max_parameters`; deep ones may be missing."""
     found = list[Size]()
-    for layers in DEPTHS:
+    for layers in depths:
         fitting = [
             size
             for hidden in range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP)
@@ -65,7 +65,7 @@ def candidates(vocab: int, max_parameters: int) -> list[Size]:
         ]
         found += fitting[-1:]
     if not found:
-        least = num_parameters(shape(WIDTH_STEP, 1), vocab)
+        least = num_parameters(shape(WIDTH_STEP, min(depths)), vocab)
         raise ConfigError(
             f"a draft of at most {max_parameters:,} parameters has no room for {vocab} tokens of "
             f"width {WIDTH_STEP} ({least:,} parameters); use a larger share"

@@ -23,11 +23,12 @@ from forerun.controllers.fixed import Fixed
 from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.cost.forward import curve_of
+from forerun.engine.stats import Stats
 from forerun.errors import ConfigError
 from forerun.models.paths import located
 from forerun.registry import ModelName
 from forerun.training import plans
-from forerun.training.acceptance import held_out_acceptance
+from forerun.training.acceptance import best_gamma, held_out_acceptance
 from forerun.training.data import Batches
 from forerun.training.distillation import TEXT, Best, Distilled, divergence
 from forerun.training.draft_card import draft_card
@@ -38,14 +39,7 @@ from forerun.training.draft_data import (
     reference_answers,
     running_text,
 )
-from forerun.training.draft_shapes import (
-    Candidate,
-    candidates,
-    num_parameters,
-    rated,
-    shape,
-    step_seconds,
-)
+from forerun.training.draft_shapes import DEPTHS, Candidate, candidates, rated, step_seconds
 from forerun.training.export import save
 from forerun.training.generate import generate_records, temperatures
 from forerun.training.language_model import Size, build_model
@@ -66,6 +60,8 @@ DATA = ("target", "fixed", "on_policy", "mixed")
 CODE_SHARE = 2 / 3  # of tokens in continued training
 HELD_OUT = 10  # every tenth prompt is held out
 MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
+MEASURED = 20  # held-out prompts for tau
+MAX_GAMMA = 16
 EVALUATIONS = 8  # of held-out acceptance per phase
 RATES = {"probe": 1.0, "pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
 
@@ -168,7 +164,7 @@ class Draft(Recipe):
             stages[phase.name] = self.acceptance(model)
         best.restore(model)
         save(model, out, tokenizer=self.target.tokenizer.inner)
-        measured = self.measure(out, chosen)
+        measured = self.measure(out, best.found["all"])
         facts = {"shape": asdict(chosen), "stages": stages, "best": best.found, **measured}
         card = draft_card(self, facts, self.records, out)
         write_atomically(out / "README.md", lambda part: Path.write_text(part, card))
@@ -208,14 +204,7 @@ class Draft(Recipe):
             found = [Candidate(**row | {"size": Size(**row["size"])}) for row in rows]
             return max(found, key=lambda one: one.speedup)
         most = int(self.share * sum(p.numel() for p in self.teacher.parameters()))
-        sizes = candidates(self.vocab, most)
-        if self.layers:
-            fitting = [w for w in range(32, 8192, 32) if self._fits(w, most)]
-            if not fitting:
-                raise ConfigError(
-                    f"no draft of {self.layers} layers has at most {most:,} parameters"
-                )
-            sizes = [shape(fitting[-1], self.layers)]
+        sizes = candidates(self.vocab, most, (self.layers,) if self.layers else DEPTHS)
         seconds = curve_of(self.target.target).pass_time(1)
         show, found = counted(watch, "shapes", "shapes"), []
         for num, size in enumerate(sizes, 1):
@@ -226,9 +215,6 @@ class Draft(Recipe):
             show(num, len(sizes))
         write(path, [asdict(one) for one in found])
         return max(found, key=lambda one: one.speedup)
-
-    def _fits(self, hidden: int, most: int) -> bool:
-        return num_parameters(shape(hidden, self.layers), self.vocab) <= most
 
     def build(self, size: Size) -> PreTrainedModel:
         """A random draft with the target's vocabulary, padding included."""
@@ -345,26 +331,25 @@ class Draft(Recipe):
         finally:
             model.train()
 
-    def measure(self, out: Path, chosen: Candidate) -> dict[str, Any]:
-        """tau on held-out prompts at temperatures 0 and 1, and the measured cost of a step."""
+    def measure(self, out: Path, alpha: float) -> dict[str, Any]:
+        """tau on held-out prompts at temperatures 1 and 0, and the measured cost of a step."""
         draft = DraftModel(
             model=str(out), tokenizer=self.target.tokenizer, target=self.target.target
         )
-        gamma = self.gamma or min(chosen.gamma, 8)
-        prompts = [ids for i, ids in enumerate(self.ids) if i % HELD_OUT == 0][:20]
+        seconds = curve_of(self.target.target).pass_time(1)
+        c = curve_of(draft.runner).pass_time(1) / seconds
+        gamma = self.gamma or min(best_gamma(alpha, c)[0], MAX_GAMMA)
+        prompts = [ids for i, ids in enumerate(self.ids) if i % HELD_OUT == 0][:MEASURED]
         how: dict[str, Any] = {"drafter": draft, "controller": Fixed(nodes=gamma, depth=gamma)}
-        found: dict[str, Any] = {"gamma": gamma}
+        found: dict[str, Any] = {"gamma": gamma, "c": c}
         for name, temperature in (("tau", 1.0), ("tau_greedy", 0.0)):
             sampling = Sampling(
                 temperature=temperature, max_new_tokens=self.max_tokens, seed=self.seed
             )
-            results = self.target.generate(prompts, sampling, batch=1, **how)
-            passes, tokens = (
-                sum(getattr(r.stats, n) for r in results) for n in ("passes", "generated")
-            )
-            found[name] = tokens / passes
-        seconds = curve_of(self.target.target).pass_time(1)
-        found["c"] = curve_of(draft.runner).pass_time(1) / seconds
+            total = Stats()
+            for result in self.target.generate(prompts, sampling, batch=1, **how):
+                total.add(result.stats)
+            found[name] = total.tau
         return found
 
 

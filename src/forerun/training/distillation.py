@@ -32,7 +32,7 @@ DIVERGENCES: dict[str, Divergence | None] = {
     "tvd++": losses.tvd_pp,
     "tvd++position": partial(losses.tvd_pp, norm="position"),
 }
-TEXT = "text"  # source whose micro-batches have cross-entropy, whatever the loss
+TEXT = "text"  # source of micro-batches with cross-entropy, for every loss
 
 
 def divergence(name: str) -> Divergence | None:

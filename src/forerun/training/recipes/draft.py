@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -32,23 +31,14 @@ from forerun.training.acceptance import best_gamma, held_out_acceptance
 from forerun.training.data import Batches
 from forerun.training.distillation import TEXT, Best, Distilled, divergence
 from forerun.training.draft_card import draft_card
-from forerun.training.draft_data import (
-    Prompt,
-    prompt_ids,
-    read_prompts,
-    reference_answers,
-    running_text,
-)
+from forerun.training.draft_data import DraftData, read_prompts
 from forerun.training.draft_shapes import DEPTHS, Candidate, candidates, rated, step_seconds
 from forerun.training.export import save
-from forerun.training.generate import generate_records, temperatures
 from forerun.training.language_model import Size, build_model
-from forerun.training.live import LiveBatches, draw_from_module
 from forerun.training.loop import Loop, LoopOptions, Progress
-from forerun.training.mixture import Mixture, PackedBatches
+from forerun.training.mixture import Mixture
 from forerun.training.progress import Watch, counted, silent, step_note
 from forerun.training.recipes.base import Recipe
-from forerun.training.records import read_records
 from forerun.utils.files import write_atomically
 
 METHODS = {  # loss and data of the alignment phase, share of running text in it
@@ -58,8 +48,7 @@ METHODS = {  # loss and data of the alignment phase, share of running text in it
 }
 DATA = ("target", "fixed", "on_policy", "mixed")
 CODE_SHARE = 2 / 3  # of tokens in continued training
-HELD_OUT = 10  # every tenth prompt is held out
-MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
+WIDTH = 512  # tokens per row of a batch
 MEASURED = 20  # held-out prompts for tau
 MAX_GAMMA = 16
 EVALUATIONS = 8  # of held-out acceptance per phase
@@ -155,7 +144,16 @@ class Draft(Recipe):
         self.target = forerun.load(self.model, max_seqs=max(self.batch, 1))
         self.teacher = frozen(self.model)
         self.vocab = self.teacher.config.vocab_size
-        self.make_data(out / "data", watch)
+        self.material = DraftData(
+            target=self.target,
+            prompts=read_prompts(self.prompts, self.num_prompts, self.target),
+            folder=out / "data",
+            width=min(WIDTH, self.teacher.config.max_position_embeddings),
+            max_tokens=self.max_tokens,
+            micro_tokens=self.micro_tokens,
+            seed=self.seed,
+        )
+        self.material.generate(self.top_k, self.batch, watch)
         chosen = self.choose(watch)
         model = self.build(chosen.size)
         best, stages = Best(self.state), dict[str, dict[str, float]]()
@@ -166,7 +164,7 @@ class Draft(Recipe):
         save(model, out, tokenizer=self.target.tokenizer.inner)
         measured = self.measure(out, best.found["all"])
         facts = {"shape": asdict(chosen), "stages": stages, "best": best.found, **measured}
-        card = draft_card(self, facts, self.records, out)
+        card = draft_card(self, facts, self.material.records, out)
         write_atomically(out / "README.md", lambda part: Path.write_text(part, card))
         write(out / "draft.json", facts)
         return [
@@ -174,27 +172,6 @@ class Draft(Recipe):
             f"{best.found['all']:.3f} after {best.found['phase']}, tau {measured['tau']:.2f} with "
             f"drafts of {measured['gamma']}, c {measured['c']:.3f} -> {out}"
         ]
-
-    def make_data(self, folder: Path, watch: Watch) -> None:
-        """Generates the target's answers and splits them by prompt."""
-        self.asked: list[Prompt] = read_prompts(self.prompts, self.num_prompts, self.target)
-        self.ids = [prompt_ids(self.target, prompt.text) for prompt in self.asked]
-        grid = temperatures((0.0, 0.6, 0.8, 1.0), max_new_tokens=self.max_tokens)
-        generate_records(
-            self.target,
-            self.ids,
-            folder,
-            grid,
-            seed=self.seed,
-            batch=self.batch,
-            top_k=self.top_k,
-            watch=watch,
-        )
-        self.records = read_records(folder, self.target)
-        numbers = self.records.numbers
-        assert numbers is not None
-        self.held = np.flatnonzero(numbers % HELD_OUT == 0)
-        self.trained = np.flatnonzero(numbers % HELD_OUT)
 
     def choose(self, watch: Watch) -> Candidate:
         """The shape with the highest modelled speed-up; measured once and kept in the folder."""
@@ -234,14 +211,14 @@ class Draft(Recipe):
         """The phases of the budget, with their data."""
         text_share = METHODS[self.recipe][2]
         first = Phase("pretrain", 0.5, self.first(model).data, "ce")
-        aligned: Any = self.alignment(model)
+        aligned: Any = self.material.alignment(self.data, model)
         if text_share and isinstance(aligned, Batches):
-            sources = {"answers": aligned, TEXT: self.text(self.corpus)}
+            sources = {"answers": aligned, TEXT: self.material.text(self.corpus)}
             aligned = Mixture(sources, {"answers": 1 - text_share, TEXT: text_share})
         last = Phase("align", 0.5, aligned, self.loss)
         if self.code is None:
             return [first, last]
-        sources = {"code": self.text(self.code), TEXT: self.text(self.corpus)}
+        sources = {"code": self.material.text(self.code), TEXT: self.material.text(self.corpus)}
         mixed = Mixture(sources, {"code": CODE_SHARE, TEXT: 1 - CODE_SHARE})
         shares = (0.45, 0.2, 0.35)
         found = [first, Phase("continue", 0, mixed, "ce"), last]
@@ -249,42 +226,7 @@ class Draft(Recipe):
 
     def first(self, model: PreTrainedModel) -> Distilled:
         """Pre-training of a draft."""
-        return Distilled(model, self.text(self.corpus), None)
-
-    def text(self, path: Path | None) -> Batches:
-        """Batches of running text, or of the target's answers."""
-        how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed}
-        if path is None:
-            return PackedBatches(self.records, width=self.width, only=self.trained, **how)
-        documents = running_text(self.target, path, self.width, MAX_TEXT_TOKENS)
-        return Batches(documents, **how)
-
-    @property
-    def width(self) -> int:
-        """Tokens per row."""
-        return min(512, self.teacher.config.max_position_embeddings)
-
-    def alignment(self, model: PreTrainedModel) -> Batches | LiveBatches:
-        """Batches of the alignment phase."""
-        how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed + 1}
-        how |= {"prompt_weight": 0.0}
-        kept = [i for i in range(len(self.ids)) if i % HELD_OUT]
-        if self.data == "target":
-            return PackedBatches(self.records, width=self.width, only=self.trained, **how)
-        if self.data == "fixed":
-            documents = reference_answers(self.target, self.asked, self.max_tokens)
-            return PackedBatches(documents, width=self.width, only=np.array(kept), **how)
-        sampling = Sampling(temperature=1.0, max_new_tokens=min(128, self.max_tokens))
-        draw = draw_from_module(model, self.target.tokenizer, sampling)
-        answers = [self.answers(i) for i in kept] if self.data == "mixed" else []
-        prompts, share = [self.ids[i] for i in kept], 0.5 if answers else 1.0
-        return LiveBatches(prompts, draw, answers=answers, share=share, **how)
-
-    def answers(self, prompt: int) -> list[list[int]]:
-        """The target's answers to a prompt."""
-        start = len(self.ids[prompt])
-        places = np.flatnonzero(self.records.numbers == prompt)
-        return [self.records.document(int(i))[start:].tolist() for i in places]
+        return Distilled(model, self.material.text(self.corpus), None)
 
     def options(self, name: str, share: float) -> LoopOptions:
         """Budget and learning rates of a phase."""
@@ -322,11 +264,11 @@ class Draft(Recipe):
 
     def acceptance(self, model: PreTrainedModel) -> dict[str, float]:
         """Held-out acceptance, all and by domain."""
-        domains = {i: prompt.domain for i, prompt in enumerate(self.asked)}
+        data = self.material
         model.eval()
         try:
             return held_out_acceptance(
-                model, self.teacher, self.records, self.held, domains, self.micro_tokens
+                model, self.teacher, data.records, data.held, data.domains, self.micro_tokens
             )
         finally:
             model.train()
@@ -339,7 +281,7 @@ class Draft(Recipe):
         seconds = curve_of(self.target.target).pass_time(1)
         c = curve_of(draft.runner).pass_time(1) / seconds
         gamma = self.gamma or min(best_gamma(alpha, c)[0], MAX_GAMMA)
-        prompts = [ids for i, ids in enumerate(self.ids) if i % HELD_OUT == 0][:MEASURED]
+        prompts = self.material.held_prompts[:MEASURED]
         how: dict[str, Any] = {"drafter": draft, "controller": Fixed(nodes=gamma, depth=gamma)}
         found: dict[str, Any] = {"gamma": gamma, "c": c}
         for name, temperature in (("tau", 1.0), ("tau_greedy", 0.0)):

@@ -78,8 +78,8 @@ class Draft(Recipe):
     max_tokens: maximum length of an answer.
     share: parameters of the draft relative to the target.
     layers: depth of the draft; 0 chooses it.
-    loss: ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ or tvd++position; by default that of the recipe.
-    data: target, fixed, on_policy or mixed; by default that of the recipe.
+    loss: ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ or tvd++position; auto is that of the recipe.
+    data: target, fixed, on_policy or mixed; auto is that of the recipe.
     top_k: number of target probabilities to store per token; 0 computes the target in every step.
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
     minutes: training time of all phases; answers, probes and measurements come on top.
@@ -112,8 +112,8 @@ class Draft(Recipe):
     max_tokens: int = 256
     share: float = 0.1
     layers: int = 0
-    loss: str = ""
-    data: str = ""
+    loss: str = "auto"
+    data: str = "auto"
     top_k: int = 0
     gamma: int = 0
     minutes: float | None = 60.0
@@ -130,7 +130,8 @@ class Draft(Recipe):
                 "the simplest"
             )
         loss, data, _ = METHODS[self.recipe]
-        self.loss, self.data = self.loss or loss, self.data or data
+        self.loss = loss if self.loss == "auto" else self.loss
+        self.data = data if self.data == "auto" else self.data
         divergence(self.loss)
         if self.data not in DATA:
             raise ConfigError(f"data must be one of {', '.join(DATA)}, got {self.data!r}")

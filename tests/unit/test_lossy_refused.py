@@ -10,7 +10,7 @@ import pytest
 from forerun import registry
 from forerun.cli.main import main
 
-LOSSY = ["typical", "judge", "reflective", "judge:delta=0.9"]
+LOSSY = ["typical", "judge", "reflective", "lenient", "judge:delta=0.9", "lenient:eps=0.9"]
 
 
 def test_these_are_all_lossy_rules() -> None:
@@ -27,7 +27,7 @@ def test_verify_refuses_it_before_a_model_is_loaded(rule: str, capsys) -> None:
     assert f"verifier '{rule}' is lossy" in said and len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("rule", ["typical", "judge", "reflective:weight=0.1"])
+@pytest.mark.parametrize("rule", ["typical", "judge", "reflective:weight=0.1", "lenient:kind=exp"])
 def test_a_server_refuses_it_and_does_not_start(rule: str, capsys) -> None:
     assert main(["serve", "--verifier", rule, "--port", "0"]) == 2
     assert "is lossy: it changes the model's distribution" in capsys.readouterr().err

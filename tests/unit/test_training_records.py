@@ -14,11 +14,11 @@ from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.training import generate
 from forerun.training.data import Batches
-from forerun.training.generate import features, generate_records
+from forerun.training.generate import features, generate_records, temperatures
 from forerun.training.language_model import LanguageModel
 from forerun.training.live import LiveBatches, draw_from, draw_from_module
 from forerun.training.loop import Loop, LoopOptions
-from forerun.training.records import check_target, finished, read_file, read_records
+from forerun.training.records import check_target, files, finished, read_file, read_records
 
 PROMPTS = ["the cat sat", "one two", "the dog", "ten nine eight", "rain fell on"]
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=12)
@@ -66,6 +66,56 @@ def test_records_are_the_texts_of_the_target_with_its_rows(model, reference, tmp
         np.testing.assert_allclose(
             documents.rows_of("features", i).astype(np.float32), hidden, atol=1e-2, rtol=1e-2
         )
+
+
+def test_the_mass_of_the_other_tokens_is_stored(model, reference, tmp_path):
+    make(model, tmp_path, PROMPTS[:2], top_k=5)
+    documents = read_records(tmp_path, model)
+    for i in range(2):
+        ids = torch.from_numpy(documents.document(i).astype(np.int64))[None]
+        with torch.no_grad():
+            probs = torch.softmax(reference(ids).logits[0].double(), -1)
+        rest = 1 - probs.topk(5, -1).values.sum(-1)
+        found = np.exp(documents.rows_of("tail_logp", i).astype(np.float64))
+        np.testing.assert_allclose(found, rest.numpy(), rtol=5e-3)
+
+
+GRID = temperatures((0.0, 0.5, 1.0), n=2, max_new_tokens=6)
+
+
+def test_a_grid_answers_every_prompt_under_every_setting(model, tmp_path):
+    assert [(s.temperature, s.top_p, s.n) for s in GRID] == [
+        (0, 1, 1),
+        (0.5, 0.95, 2),
+        (1, 0.95, 2),
+    ]
+    make(model, tmp_path / "grid", PROMPTS[:3], GRID)
+    records = [r for path in files(tmp_path / "grid") for r in read_file(path)]
+    assert [r.setting for r in records] == [0, 1, 1, 2, 2] * 3
+    assert [r.prompt for r in records] == [0] * 5 + [1] * 5 + [2] * 5
+    assert read_records(tmp_path / "grid").numbers.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    make(model, tmp_path / "greedy", PROMPTS[:3], GRID[0])
+    greedy = [r.ids.tolist() for r in records if r.setting == 0]
+    assert greedy == texts(tmp_path / "greedy")
+    assert len({tuple(r.ids.tolist()) for r in records}) > 9  # seeds and settings differ
+    with pytest.raises(ConfigError, match="started with grid"):
+        make(model, tmp_path / "grid", PROMPTS[:3], GRID[1:])
+    with pytest.raises(ConfigError, match="grid of sampling settings is empty"):
+        make(model, tmp_path / "none", PROMPTS[:3], [])
+
+
+def test_a_killed_grid_continues_with_the_next_prompt(model, tmp_path):
+    make(model, tmp_path / "whole", PROMPTS, GRID)
+
+    def kill(title: str, share: float, note: str) -> None:
+        if share >= 2 / len(PROMPTS):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(model, tmp_path / "killed", PROMPTS, GRID, watch=kill)
+    assert 0 < len(finished(tmp_path / "killed")) < len(PROMPTS)
+    make(model, tmp_path / "killed", PROMPTS, GRID)
+    assert texts(tmp_path / "killed") == texts(tmp_path / "whole")
 
 
 def test_features_do_not_depend_on_the_chunks(model, monkeypatch):
@@ -160,6 +210,7 @@ def test_batches_carry_teacher_and_features(model, tmp_path):
     (micro,) = next(Batches(documents, budget=10_000, accumulate=1, prompt_weight=0.0).steps())
     rows, width = micro.tokens.shape
     assert micro.top_ids.shape == micro.top_logp.shape == (rows, width, 4)
+    assert micro.tail_logp.shape == (rows, width)
     assert micro.features.shape == (rows, width, 32) and micro.features.dtype == torch.float32
     order = np.argsort(-documents.lengths(), kind="stable")
     for row, ids in enumerate(micro.tokens):
@@ -171,6 +222,7 @@ def test_batches_carry_teacher_and_features(model, tmp_path):
         )
         n = documents.lengths()[i]
         assert (micro.top_ids[row, :n].numpy() == documents.rows_of("top_ids", i)).all()
+        assert (micro.tail_logp[row, :n].numpy() == documents.rows_of("tail_logp", i)).all()
         assert not micro.features[row, n:].any() and not micro.weights[row, n:].any()
         assert ((micro.weights[row, :n] > 0).numpy() == documents.is_learned(i)).all()
     moved = micro.to(torch.device("meta"))
@@ -239,3 +291,34 @@ def test_the_module_is_in_training_mode_after_a_draw(tiny_folder):
     loop.recipe.model.train()
     loop.recipe.data.batch(0)
     assert loop.recipe.model.training
+
+
+def test_mixed_batches_take_stored_answers_for_some_prompts():
+    prompts = [[5, i] for i in range(8)]
+    answers = [[[100 + i], [200 + i]] for i in range(8)]
+
+    def draw(prompts: list[list[int]], seed: int) -> list[list[int]]:
+        return [[50 + prompt[1]] for prompt in prompts]
+
+    live = LiveBatches(prompts, draw, size=4, seed=3, answers=answers, share=0.5)
+    kinds = []
+    for step in range(100):
+        assert live.stored(step) == live.stored(step)
+        rows = torch.cat([micro.tokens[:, :3] for micro in live.batch(step)])
+        for _, number, token in rows.tolist():
+            assert token in (50 + number, 100 + number, 200 + number)
+            kinds.append((token - number) // 50)
+    shares = {kind: kinds.count(kind) / len(kinds) for kind in (1, 2, 4)}
+    assert shares == pytest.approx({1: 0.5, 2: 0.25, 4: 0.25}, abs=0.07)
+
+    def refuse(prompts: list[list[int]], seed: int) -> list[list[int]]:
+        raise AssertionError("nothing is to be generated")
+
+    LiveBatches(prompts, refuse, size=4, answers=answers, share=0.0).batch(0)
+
+
+def test_mixed_batches_need_answers_for_all_prompts():
+    with pytest.raises(ConfigError, match="need stored answers for each of 2 prompts"):
+        LiveBatches([[1], [2]], draw_from, answers=[[[3]]], share=0.5)
+    with pytest.raises(ConfigError, match="share must be from 0 to 1"):
+        LiveBatches([[1], [2]], draw_from, share=1.5)

@@ -19,7 +19,7 @@ from forerun.errors import DataError
 from forerun.utils.files import write_atomically
 
 WIDTH_STEP = 32  # tokens
-FIELDS = ("top_ids", "top_logp", "features")  # optional rows per token of records
+FIELDS = ("top_ids", "top_logp", "tail_logp", "features")  # optional rows per token of records
 
 
 class Stacked:
@@ -51,6 +51,7 @@ class Documents:
     prompts: np.ndarray  # int64 (num,) prompt length in tokens
     mask: np.ndarray | None = None  # bool (total,): tokens to learn; None: all after the prompt
     rows: dict[str, Stacked] = field(default_factory=dict)  # FIELDS by name, (total, ...)
+    numbers: np.ndarray | None = None  # int64 (num,): number of the prompt of each record
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Many[int], int]]) -> Documents:
@@ -92,6 +93,7 @@ class Documents:
             self.starts[first : stop + 1] - at,
             self.prompts[first:stop],
             None if self.mask is None else self.mask[at:end],
+            numbers=None if self.numbers is None else self.numbers[first:stop],
         )
 
 
@@ -99,7 +101,7 @@ class Documents:
 class Micro:
     """A micro-batch: documents padded on the right; the weights of a step sum to 1.
 
-    Row t of top_ids, top_logp and features is computed after token t.
+    Row t of top_ids, top_logp, tail_logp and features is computed after token t.
     """
 
     tokens: torch.Tensor  # int64 (rows, width)
@@ -107,7 +109,10 @@ class Micro:
     num_tokens: int  # without padding
     top_ids: torch.Tensor | None = None  # int64 (rows, width, k)
     top_logp: torch.Tensor | None = None  # float32 (rows, width, k)
+    tail_logp: torch.Tensor | None = None  # float32 (rows, width)
     features: torch.Tensor | None = None  # float32 (rows, width, d)
+    positions: torch.Tensor | None = None  # int64 (rows, width), if a row has several documents
+    source: str = ""  # name of its documents in a `Mixture`
 
     def to(self, device: torch.device) -> Micro:
         """The same on another device."""
@@ -162,6 +167,7 @@ def joined(parts: list[Documents]) -> Documents:
             name: Stacked([piece for part in parts for piece in part.rows[name].parts])
             for name in parts[0].rows
         },
+        None if parts[0].numbers is None else np.concatenate([part.numbers for part in parts]),  # type: ignore[misc]
     )
 
 
@@ -176,6 +182,7 @@ class Batches:
     prompt_weight: float = 0.1  # loss weight of tokens outside the mask
     pad: int = 0
     seed: int = 0
+    only: np.ndarray | None = None  # indices of the documents in use; None: all
 
     def steps(self, start: int = 0) -> Iterator[list[Micro]]:
         """Endless batches from step `start` on; every document once per epoch."""
@@ -192,7 +199,7 @@ class Batches:
     def groups(self, epoch: int) -> list[np.ndarray]:
         """Document indices of the micro-batches of an epoch; lengths are similar within one."""
         rng = np.random.default_rng((self.seed, epoch))
-        order, lengths = rng.permutation(len(self.documents)), self.documents.lengths()
+        order, lengths = self.order(rng), self.documents.lengths()
         groups = []
         for at in range(0, len(order), self.pool):
             pool = order[at : at + self.pool]
@@ -202,30 +209,54 @@ class Batches:
             groups = groups * self.accumulate
         return [groups[i] for i in rng.permutation(len(groups))]
 
+    def order(self, rng: np.random.Generator) -> np.ndarray:
+        """The documents in use, in random order."""
+        if self.only is None:
+            return rng.permutation(len(self.documents))
+        return self.only[rng.permutation(len(self.only))]
+
+    def rows_of(self, group: np.ndarray) -> list[np.ndarray]:
+        """The documents in each row of a micro-batch; one per row."""
+        return list(group[:, None])
+
     def micro(self, group: np.ndarray) -> Micro:
         """A micro-batch of documents; weights are 1 or `prompt_weight`, not normalised."""
-        lengths = self.documents.lengths()[group]
-        width = padded_width(int(lengths.max()))
-        tokens = np.full((len(group), width), self.pad, dtype=np.int64)
-        weights = np.zeros(tokens.shape, dtype=np.float32)
-        for row, i in enumerate(group):
-            ids, is_learned = self.documents.document(i), self.documents.is_learned(i)
-            tokens[row, : len(ids)] = ids
-            weights[row, : len(ids)] = np.where(is_learned, 1.0, self.prompt_weight)
-        weights[:, 0] = 0.0  # nothing predicts the first token
-        rows = {name: self._rows(name, group, width) for name in self.documents.rows}
+        lengths, rows = self.documents.lengths(), self.rows_of(group)
+        width = padded_width(max(int(lengths[row].sum()) for row in rows))
+        tokens = np.full((len(rows), width), self.pad, dtype=np.int64)
+        weights, positions = np.zeros(tokens.shape, np.float32), np.zeros_like(tokens)
+        places = list[tuple[int, int, int]]()  # document, row, first column
+        for y, row in enumerate(rows):
+            starts = np.cumsum([0, *lengths[row]]).tolist()
+            places += [(int(i), y, at) for i, at in zip(row, starts, strict=False)]
+            positions[y, starts[-1] :] = np.arange(width - starts[-1])
+        for i, y, at in places:
+            part, is_learned = slice(at, at + lengths[i]), self.documents.is_learned(i)
+            tokens[y, part] = self.documents.document(i)
+            weights[y, part] = np.where(is_learned, 1.0, self.prompt_weight)
+            weights[y, at] = 0.0  # nothing predicts the first token
+            positions[y, part] = np.arange(lengths[i])
+        names = self.documents.rows
+        fields: dict[str, Any] = {n: self._field(n, places, tokens.shape) for n in names}
+        if len(rows) < len(group):
+            fields["positions"] = torch.from_numpy(positions)
         return Micro(
-            torch.from_numpy(tokens), torch.from_numpy(weights), int(lengths.sum()), **rows
+            torch.from_numpy(tokens),
+            torch.from_numpy(weights),
+            int(lengths[group].sum()),
+            **fields,
         )
 
-    def _rows(self, name: str, group: np.ndarray, width: int) -> torch.Tensor:
+    def _field(
+        self, name: str, places: list[tuple[int, int, int]], shape: tuple[int, ...]
+    ) -> torch.Tensor:
         """A field of some documents, padded with zeros."""
         stacked = self.documents.rows[name]
         kind = np.int64 if name == "top_ids" else np.float32
-        found = np.zeros((len(group), width, *stacked.shape[1:]), dtype=kind)
-        for row, i in enumerate(group):
+        found = np.zeros((*shape, *stacked.shape[1:]), dtype=kind)
+        for i, row, at in places:
             rows = self.documents.rows_of(name, i)
-            found[row, : len(rows)] = rows
+            found[row, at : at + len(rows)] = rows
         return torch.from_numpy(found)
 
 

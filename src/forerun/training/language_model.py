@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from .data import Batches, Micro
@@ -26,24 +28,26 @@ class Size:
     inner: int
 
 
-def build_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCausalLM:
-    """A randomly initialised Llama with tied input and output embeddings."""
+def build_model(
+    size: Size, tokenizer: PreTrainedTokenizerFast, seed: int = 0, **fields: Any
+) -> LlamaForCausalLM:
+    """A randomly initialised Llama with tied embeddings; fields: others of its configuration."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size.hidden,
-        intermediate_size=size.inner,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=tokenizer.model_max_length,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config)
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": size.hidden,
+        "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "max_position_embeddings": tokenizer.model_max_length,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return LlamaForCausalLM(LlamaConfig(**settings | fields))
 
 
 class LanguageModel:
@@ -61,12 +65,17 @@ class LanguageModel:
 
     def loss(self, micro: Micro) -> torch.Tensor:
         """Weighted cross-entropy in nats; position t predicts token t + 1."""
+        logits = self.logits(micro)
+        return cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])
+
+    def logits(self, micro: Micro) -> Tensor:
+        """Logits [rows, width - 1, V] at all tokens but the last."""
         if micro.tokens.device.type == "cpu":
             self.model.set_attn_implementation(
                 "eager" if micro.tokens.shape[1] <= EAGER_WIDTH else "sdpa"
             )
-        logits = self.model(input_ids=micro.tokens[:, :-1], use_cache=False).logits
-        return cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])
+        packed = {} if micro.positions is None else {"position_ids": micro.positions[:, :-1]}
+        return self.model(input_ids=micro.tokens[:, :-1], use_cache=False, **packed).logits
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters of the model by name; tied parameters once."""

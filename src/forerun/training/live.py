@@ -1,7 +1,8 @@
-"""On-policy batches: texts generated with the current weights at every step of a run.
+"""On-policy and mixed batches: texts generated with the current weights at every step of a run.
 
-Prompts and seeds of a step depend on the seed of the run and the step number only; texts also
-depend on the weights. A resumed run therefore generates the same batches as an uninterrupted one.
+Prompts, coins and seeds of a step depend on the seed of the run and the step number only; texts
+also depend on the weights. A resumed run therefore generates the same batches as an uninterrupted
+one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from forerun.api import Model
 from forerun.core.sampling import Sampling
+from forerun.errors import ConfigError
 from forerun.models.hf import HFTarget
 from forerun.models.tokenizer import Tokenizer
 
@@ -25,7 +27,11 @@ Draw = Callable[[list[list[int]], int], list[list[int]]]  # prompts, seed -> gen
 
 @dataclass(frozen=True)
 class LiveBatches:
-    """Endless steps of `size` prompts each; `draw` generates the texts when a step is requested."""
+    """Endless steps of `size` prompts each; `draw` generates the texts when a step is requested.
+
+    In a mixed batch (Zhou et al., DistillSpec, 2024) each prompt has, with probability 1 - `share`,
+    one of its stored answers instead.
+    """
 
     prompts: Many[list[int]]  # token ids
     draw: Draw
@@ -34,6 +40,17 @@ class LiveBatches:
     prompt_weight: float = 0.0
     pad: int = 0
     seed: int = 0
+    answers: Many[Many[list[int]]] = ()  # stored answers of each prompt, for mixed batches
+    share: float = 1.0  # probability of a generated text
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share must be from 0 to 1, got {self.share}")
+        if self.share < 1 and not (len(self.answers) == len(self.prompts) and all(self.answers)):
+            raise ConfigError(
+                f"mixed batches need stored answers for each of {len(self.prompts)} prompts; "
+                "generate records for them, or use share=1"
+            )
 
     def steps(self, start: int = 0) -> Iterator[list[Micro]]:
         """Batches from step `start` on; each is generated when it is requested."""
@@ -44,9 +61,13 @@ class LiveBatches:
 
     def batch(self, step: int) -> list[Micro]:
         """The micro-batches of one step, generated with the current weights."""
-        prompts = [list(self.prompts[i]) for i in self.numbers(step)]
-        texts = self.draw(prompts, self.seed_of(step))
-        pairs = [(p + text, len(p)) for p, text in zip(prompts, texts, strict=True)]
+        numbers = self.numbers(step)
+        prompts, texts = [list(self.prompts[i]) for i in numbers], self.stored(step)
+        live = [row for row, text in enumerate(texts) if text is None]
+        made = self.draw([prompts[row] for row in live], self.seed_of(step)) if live else []
+        for row, text in zip(live, made, strict=True):
+            texts[row] = text
+        pairs = [(p + list(text or ()), len(p)) for p, text in zip(prompts, texts, strict=True)]
         batches = Batches(
             Documents.of(pairs),
             self.budget,
@@ -60,6 +81,15 @@ class LiveBatches:
         """Indices of the prompts of a step: all once per epoch, in an order given by the seed."""
         places = range(step * self.size, (step + 1) * self.size)
         return [int(self._order(at // len(self.prompts))[at % len(self.prompts)]) for at in places]
+
+    def stored(self, step: int) -> list[list[int] | None]:
+        """The stored answer of each prompt of a step; None where a text is to be generated."""
+        rng, found = np.random.default_rng((self.seed, 2, step)), list[list[int] | None]()
+        for i in self.numbers(step):
+            is_live, pick = rng.random() < self.share, rng.random()
+            answers = () if is_live else self.answers[i]
+            found.append(None if is_live else answers[int(pick * len(answers))])
+        return found
 
     def seed_of(self, step: int) -> int:
         """The sampling seed of a step."""

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from forerun.api import Model
 
 NAME = re.compile(r"(prompt|shard)-(\d+)\.safetensors")
-TYPES = {"tokens": np.int32, "top_ids": np.int32, "top_logp": np.float16, "features": np.float16}
+TYPES = {
+    "top_ids": np.int32,
+    "top_logp": np.float16,
+    "tail_logp": np.float16,
+    "features": np.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,10 @@ class Record:
     prompt: int  # number of its prompt
     ids: np.ndarray  # int32 [n], prompt and generated text
     mask: np.ndarray  # bool [n]: tokens to learn, by default the generated ones
+    setting: int = 0  # number of its sampling parameters in the grid of plan.json
     top_ids: np.ndarray | None = None  # int32 [n, k]: the most likely next tokens
     top_logp: np.ndarray | None = None  # float16 [n, k]: their log-probabilities, temperature 1
+    tail_logp: np.ndarray | None = None  # float16 [n]: log of the mass of all other tokens
     features: np.ndarray | None = None  # float16 [n, d]: hidden row after the last norm
 
 
@@ -106,6 +113,7 @@ def write_records(path: Path, records: list[Record]) -> None:
         "mask": np.concatenate([record.mask for record in records]).astype(np.uint8),
         "starts": np.cumsum([0, *(len(record.ids) for record in records)], dtype=np.int64),
         "numbers": np.array([record.prompt for record in records], np.int64),
+        "settings": np.array([record.setting for record in records], np.int64),
     }
     for name in FIELDS:
         parts = [getattr(record, name) for record in records]
@@ -122,7 +130,8 @@ def read_file(path: Path) -> Iterator[Record]:
     for i, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
         rows = {name: arrays[name][start:stop] for name in FIELDS if name in arrays}
         ids, mask = arrays["tokens"][start:stop], arrays["mask"][start:stop].astype(bool)
-        yield Record(int(arrays["numbers"][i]), ids, mask, **rows)
+        setting = int(arrays["settings"][i]) if "settings" in arrays else 0
+        yield Record(int(arrays["numbers"][i]), ids, mask, setting, **rows)
 
 
 def pack(folder: Path, size: int) -> None:
@@ -155,7 +164,9 @@ def _documents(path: Path) -> Documents:
     is_learned = mask.astype(bool)
     prompts = [_first(is_learned[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
     rows = {name: Stacked([file.get_slice(name)]) for name in FIELDS if name in names}
-    return Documents(tokens, starts, np.array(prompts, np.int64), is_learned, rows)
+    return Documents(
+        tokens, starts, np.array(prompts, np.int64), is_learned, rows, file.get_tensor("numbers")
+    )
 
 
 def _first(is_learned: np.ndarray) -> int:

@@ -62,12 +62,22 @@ def follow_argmax(
         kept.append(node)
 
 
+def unchanged(p: float) -> float:
+    """The default of `relax`."""
+    return p
+
+
 def reject_recursively(
-    tree: Tree, laws: TargetProbs, dice: Dice, accept_anyway: Callable[[int], bool] = never
+    tree: Tree,
+    laws: TargetProbs,
+    dice: Dice,
+    accept_anyway: Callable[[int], bool] = never,
+    relax: Callable[[float], float] = unchanged,
 ) -> Verdict:
     """Recursive rejection, dense and in float64: see `forerun.verifiers.recursive`.
 
     accept_anyway: called for a node that the rule rejects; True keeps it.
+    relax: replaces p(x) in the acceptance probability; exact only if it is the identity.
     """
     node, kept = -1, list[int]()
     while True:
@@ -78,7 +88,7 @@ def reject_recursively(
                 reject_invalid(why)
                 return Verdict(kept, dice.choice(p))
             q, x = tree.proposal(child, len(p)), tree.tokens[child]
-            if dice.coin(min(1.0, p[x] / q[x])) or accept_anyway(child):
+            if dice.coin(min(1.0, relax(p[x]) / q[x])) or accept_anyway(child):
                 node = child
                 kept.append(child)
                 break

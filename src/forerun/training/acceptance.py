@@ -1,0 +1,93 @@
+"""Acceptance of a draft model, and the speed-up that follows from it.
+
+alpha_tv is sum min(p, q) per position, tau the tokens per target pass with the correction or bonus
+token, accept_ratio accepted over proposed draft tokens; gamma is the length of a draft and c the
+time of a draft step over that of a target step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .data import Batches, Documents
+
+GAMMAS = range(1, 100)  # draft lengths that are considered
+
+
+def block_efficiency(alpha: float, gamma: int) -> float:
+    """tau for independent acceptances: (1 - alpha^(gamma + 1)) / (1 - alpha)."""
+    return float(sum(alpha**k for k in range(gamma + 1)))
+
+
+def tau_of_ratio(accept_ratio: float, gamma: int) -> float:
+    """tau = 1 + gamma r, if no draft is cut off by the end of a text."""
+    return 1 + gamma * accept_ratio
+
+
+def speedup(tau: float, gamma: int, c: float) -> float:
+    """Tokens per time over plain decoding: tau / (c gamma + 1).
+
+    With the ratio of parameters as c it is the memory-bound speed-up (MBSU).
+    """
+    return tau / (c * gamma + 1)
+
+
+def best_gamma(alpha: float, c: float) -> tuple[int, float]:
+    """The draft length with the highest modelled speed-up, and that speed-up."""
+    found = {gamma: speedup(block_efficiency(alpha, gamma), gamma, c) for gamma in GAMMAS}
+    gamma = max(found, key=lambda gamma: found[gamma])
+    return gamma, found[gamma]
+
+
+@torch.no_grad()
+def held_out_acceptance(
+    draft: Any,
+    target: Any,
+    documents: Documents,
+    only: np.ndarray,
+    domains: Mapping[int, str] | None = None,
+    budget: int = 4096,
+) -> dict[str, float]:
+    """Mean alpha_tv at temperature 1 over the answers in `only`, with the same per domain.
+
+    "greedy" is the share of positions where both models prefer the same token, the acceptance at
+    temperature 0. domains: domain of a prompt by its number.
+    """
+    kinds = dict.fromkeys(["all"] if documents.numbers is None or not domains else domains.values())
+    groups = {
+        kind: only
+        if kind == "all"
+        else only[[(domains or {})[int(n)] == kind for n in documents.numbers[only]]]  # type: ignore[index]
+        for kind in kinds
+    }
+    sums = {kind: _sums(draft, target, documents, part, budget) for kind, part in groups.items()}
+    total = np.sum(list(sums.values()), axis=0)
+    found = {"all": float(total[0] / total[2]), "greedy": float(total[1] / total[2])}
+    return found | {k: float(s[0] / s[2]) for k, s in sums.items() if k != "all" and s[2]}
+
+
+def _sums(
+    draft: Any, target: Any, documents: Documents, only: np.ndarray, budget: int
+) -> np.ndarray:
+    """Sums of acceptance and of equal argmax over positions, and their number."""
+    total = np.zeros(3)
+    if not len(only):
+        return total
+    batches = Batches(documents, budget, accumulate=1, prompt_weight=0.0, only=only)
+    for group in batches.groups(0):
+        micro = batches.micro(group)
+        weights = micro.weights[:, 1:]
+        q, p = (_logits(model, micro.tokens[:, :-1])[weights > 0] for model in (draft, target))
+        overlap = torch.minimum(torch.softmax(p, -1), torch.softmax(q, -1)).sum(-1)
+        same = (p.argmax(-1) == q.argmax(-1)).float()
+        total += [float(overlap.sum()), float(same.sum()), float(len(p))]
+    return total
+
+
+def _logits(model: Any, tokens: Tensor) -> Tensor:
+    return model(input_ids=tokens.to(model.device), use_cache=False).logits.float().cpu()

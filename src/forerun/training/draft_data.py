@@ -1,0 +1,192 @@
+"""Prompts and running text for the training of draft models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.api import Model
+from forerun.assets import MODELS
+from forerun.core.sampling import Sampling
+from forerun.errors import ConfigError, DataError, ModelError
+from forerun.ngrams.index.build.documents import BadRecord, Reading, list_sources, read
+from forerun.tasks.reasoning import MIX, ReasoningTask
+
+from .data import Batches, Documents
+from .generate import generate_records, temperatures
+from .live import LiveBatches, draw_from_module
+from .mixture import PackedBatches, windows
+from .progress import Watch, silent
+from .records import read_records
+
+MIN_PROMPTS = 10
+HELD_OUT = 10  # every tenth prompt is held out
+GRID = (0.0, 0.6, 0.8, 1.0)  # temperatures of answers
+MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
+MAX_LIVE_TOKENS = 128  # of an answer that the draft generates
+PIECE = 4000  # characters of a text that are tokenised at once
+FORM = 'expected a JSON object per line with "prompt", and optionally "answer" and "domain"'
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, its reference answer if there is one, and its domain for the report."""
+
+    text: str
+    answer: str = ""
+    domain: str = "all"
+
+
+@dataclass(kw_only=True)
+class DraftData:
+    """Prompts, the target's answers to them, and batches for each phase of training."""
+
+    target: Model
+    prompts: list[Prompt]
+    folder: Path  # of the answers
+    width: int = 512  # tokens per row
+    max_tokens: int = 256  # of an answer
+    micro_tokens: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.ids = [prompt_ids(self.target, prompt.text) for prompt in self.prompts]
+        self.domains = {i: prompt.domain for i, prompt in enumerate(self.prompts)}
+        self.kept = [i for i in range(len(self.ids)) if i % HELD_OUT]  # prompts to train on
+
+    def generate(self, top_k: int, batch: int, watch: Watch = silent) -> None:
+        """Generates the missing answers and splits them by prompt."""
+        grid = temperatures(GRID, max_new_tokens=self.max_tokens)
+        how: dict[str, Any] = {"seed": self.seed, "batch": batch, "top_k": top_k, "watch": watch}
+        generate_records(self.target, self.ids, self.folder, grid, **how)
+        self.records = read_records(self.folder, self.target)
+        self.numbers = self.records.numbers
+        assert self.numbers is not None
+        self.held = np.flatnonzero(self.numbers % HELD_OUT == 0)
+        self.trained = np.flatnonzero(self.numbers % HELD_OUT)
+
+    @property
+    def held_prompts(self) -> list[list[int]]:
+        """Token ids of the held-out prompts."""
+        return self.ids[::HELD_OUT]
+
+    def text(self, path: Path | None) -> Batches:
+        """Batches of running text; without a path, of the target's answers with their prompts."""
+        how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed}
+        if path is None:
+            return PackedBatches(self.records, width=self.width, only=self.trained, **how)
+        return Batches(running_text(self.target, path, self.width, MAX_TEXT_TOKENS), **how)
+
+    def alignment(self, kind: str, module: Any) -> Batches | LiveBatches:
+        """Batches of answers: "target", "fixed", "on_policy" or "mixed" (DistillSpec).
+
+        module: the draft in training, which generates on-policy answers.
+        """
+        how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed + 1}
+        how |= {"prompt_weight": 0.0}
+        if kind == "target":
+            return PackedBatches(self.records, width=self.width, only=self.trained, **how)
+        if kind == "fixed":
+            documents = reference_answers(self.target, self.prompts, self.max_tokens)
+            return PackedBatches(documents, width=self.width, only=np.array(self.kept), **how)
+        sampling = Sampling(temperature=1.0, max_new_tokens=min(MAX_LIVE_TOKENS, self.max_tokens))
+        draw = draw_from_module(module, self.target.tokenizer, sampling)
+        if kind == "mixed":
+            how |= {"answers": [self.answers(i) for i in self.kept], "share": 0.5}
+        return LiveBatches([self.ids[i] for i in self.kept], draw, **how)
+
+    def answers(self, prompt: int) -> list[list[int]]:
+        """The target's answers to a prompt."""
+        start, places = len(self.ids[prompt]), np.flatnonzero(self.numbers == prompt)
+        return [self.records.document(int(i))[start:].tolist() for i in places]
+
+
+def read_prompts(path: Path | None, num: int, model: Model) -> list[Prompt]:
+    """Up to `num` prompts of a JSON-lines file; without a file, the embedded model's own task.
+
+    Raises DataError for an unreadable file, ConfigError for too few prompts.
+    """
+    if path is None:
+        if model.name not in MODELS:
+            raise ConfigError(
+                f"prompts are needed to train a draft of {model.name!r}; give a JSON-lines file "
+                "with --prompts"
+            )
+        task = ReasoningTask("train", MIX)
+        examples = [task.example(i) for i in range(num)]
+        return [Prompt(e.prompt, e.reference, f"level {e.level}") for e in examples]
+    found = [prompt for _, prompt in zip(range(num), _lines(path), strict=False)]
+    if len(found) < MIN_PROMPTS:
+        raise ConfigError(
+            f"{path} has {len(found)} prompts; a draft needs at least {MIN_PROMPTS}, some of them "
+            "for evaluation"
+        )
+    return found
+
+
+def _lines(path: Path) -> Iterator[Prompt]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); {FORM}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            text, domain = row["prompt"], str(row.get("domain", "all"))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"{path}:{number} is not a prompt ({error!r}); {FORM}") from error
+        if not isinstance(text, str) or not text:
+            raise DataError(f"{path}:{number} has the prompt {text!r}, not text; {FORM}")
+        yield Prompt(text, str(row.get("answer", "")), domain)
+
+
+def prompt_ids(model: Model, text: str) -> list[int]:
+    """A prompt as it is served: in the model's chat template, if it has one."""
+    try:
+        made = model.chat_prompt(text)
+    except ModelError:
+        made = text
+    return model.tokenizer.encode(made) if isinstance(made, str) else list(made)
+
+
+def reference_answers(model: Model, prompts: list[Prompt], max_tokens: int) -> Documents:
+    """The prompts with their reference answers, for training on fixed data."""
+    if not all(prompt.answer for prompt in prompts):
+        raise ConfigError('data "fixed" needs an "answer" for each prompt; use data "target"')
+    end = sorted(model.tokenizer.eos_ids)[:1]
+    pairs = []
+    for prompt in prompts:
+        ids, answer = prompt_ids(model, prompt.text), model.tokenizer.encode_inside(prompt.answer)
+        pairs.append(([*ids, *[*answer, *end][:max_tokens]], len(ids)))
+    return Documents.of(pairs)
+
+
+def running_text(model: Model, path: Path, width: int, max_tokens: int) -> Documents:
+    """Rows of `width` tokens of all documents below a path, up to `max_tokens` tokens.
+
+    Raises DataError if a document cannot be read.
+    """
+    texts, num = list[tuple[list[int], int]](), 0
+    for record in read(list_sources([path]), Reading()):
+        if isinstance(record, BadRecord):
+            raise DataError(f"{record.where}: {record.reason}; remove or repair it")
+        cuts = range(0, len(record.text), PIECE)
+        ids = [
+            i for at in cuts for i in model.tokenizer.encode_inside(record.text[at : at + PIECE])
+        ]
+        texts.append((ids[: max_tokens - num], 0))
+        num += len(texts[-1][0])
+        if num >= max_tokens:
+            break
+    separator = sorted(model.tokenizer.eos_ids)[0] if model.tokenizer.eos_ids else 0
+    found = windows(Documents.of(texts), width, separator)
+    if not len(found):
+        raise DataError(f"{path} has no text; give files with text")
+    return found

@@ -1,0 +1,87 @@
+"""Shapes of draft models of one size, and the choice among them by measured cost and acceptance.
+
+The time of a draft step grows with its layers more than with its width, and acceptance falls in a
+model that is too flat. So several depths of about equal parameters are measured (Zafrir et al.,
+FastDraft, 2024).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import forerun
+from forerun.engine.cost.forward import curve_of
+from forerun.errors import ConfigError
+
+from .acceptance import best_gamma
+from .export import save
+from .language_model import Size
+
+DEPTHS = (1, 2, 4, 8)
+WIDTH_STEP = 32  # of candidates; a head has 32 dimensions below width 256, 64 above
+MAX_WIDTH = 8192
+INNER = 2.75  # width of the MLP over the width of the model
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape with what was measured of it."""
+
+    size: Size
+    parameters: int
+    c: float  # time of a step over that of a target step
+    alpha: float  # acceptance after the probe
+    gamma: int  # best draft length
+    speedup: float  # modelled, at that length
+
+
+def shape(hidden: int, layers: int) -> Size:
+    """A Llama shape of this width and depth."""
+    heads = max(1, hidden // (32 if hidden < 256 else 64))
+    inner = max(32, round(INNER * hidden / 32) * 32)
+    return Size(hidden=hidden, layers=layers, heads=heads, kv_heads=heads, inner=inner)
+
+
+def num_parameters(size: Size, vocab: int) -> int:
+    """Parameters of a Llama with tied embeddings."""
+    d, head = size.hidden, size.hidden // size.heads
+    attention = 2 * d * d + 2 * d * size.kv_heads * head
+    layer = attention + 3 * d * size.inner + 2 * d
+    return vocab * d + size.layers * layer + d
+
+
+def candidates(vocab: int, max_parameters: int, depths: tuple[int, ...] = DEPTHS) -> list[Size]:
+    """For each depth the widest shape with at most `max_parameters`; deep ones may be missing."""
+    found = list[Size]()
+    for layers in depths:
+        fitting = [
+            size
+            for hidden in range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP)
+            if hidden < 256 or hidden % 64 == 0
+            if num_parameters(size := shape(hidden, layers), vocab) <= max_parameters
+        ]
+        found += fitting[-1:]
+    if not found:
+        least = num_parameters(shape(WIDTH_STEP, min(depths)), vocab)
+        raise ConfigError(
+            f"a draft of at most {max_parameters:,} parameters has no room for {vocab} tokens of "
+            f"width {WIDTH_STEP} ({least:,} parameters); use a larger share"
+        )
+    return found
+
+
+def step_seconds(model: Any, tokenizer: Any) -> float:
+    """Seconds of one decoding step of a transformers model in forerun's runner."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, Path(folder) / "model", tokenizer=tokenizer)
+        loaded = forerun.load(str(Path(folder) / "model"), max_seqs=1)
+        return curve_of(loaded.target).pass_time(1)
+
+
+def rated(size: Size, vocab: int, c: float, alpha: float) -> Candidate:
+    """A candidate with its modelled speed-up."""
+    gamma, gain = best_gamma(alpha, c)
+    return Candidate(size, num_parameters(size, vocab), c, alpha, gamma, gain)

@@ -1,0 +1,102 @@
+"""Acceptance metrics with the values of the papers, held-out acceptance, and draft shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from forerun.errors import ConfigError
+from forerun.training.acceptance import (
+    best_gamma,
+    block_efficiency,
+    held_out_acceptance,
+    speedup,
+    tau_of_ratio,
+)
+from forerun.training.data import Documents
+from forerun.training.draft_shapes import candidates, num_parameters, rated, shape
+from forerun.training.language_model import Size, build_model
+from forerun.training.tokenizer import train_tokenizer
+
+
+def test_block_efficiency_by_hand():
+    assert block_efficiency(0.6, 5) == pytest.approx(2.3834, abs=5e-5)
+    assert block_efficiency(0.8, 5) == pytest.approx(3.6893, abs=5e-5)
+    assert block_efficiency(0.8, 5) == pytest.approx((1 - 0.8**6) / 0.2)
+    assert block_efficiency(1.0, 4) == 5 and block_efficiency(0.0, 4) == 1
+
+
+@pytest.mark.parametrize(
+    ("c", "gamma", "gain"), [(0.01, 7, 2.297), (0.02, 6, 2.170), (0.05, 4, 1.921), (0.1, 3, 1.674)]
+)
+def test_the_best_length_of_the_online_speculation_paper(c, gamma, gain):
+    found, modelled = best_gamma(0.6, c)
+    assert found == gamma and modelled == pytest.approx(gain, abs=6e-4)
+
+
+def test_memory_bound_speedup_of_the_fastdraft_paper():
+    """Accepted over proposed tokens, drafts of 3, 150M for 8.03B."""
+    tau = tau_of_ratio(0.649, 3)
+    assert tau == pytest.approx(2.947)
+    assert speedup(tau, 3, 0.150 / 8.03) == pytest.approx(2.79, abs=5e-3)
+
+
+class Fixed(torch.nn.Module):
+    """A model with the same logits after every token."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, logits: list[float]) -> None:
+        super().__init__()
+        self.rows = torch.tensor(logits)
+
+    def forward(self, input_ids, use_cache=False):
+        found = type("Output", (), {})()
+        found.logits = self.rows.expand(*input_ids.shape, -1)
+        return found
+
+
+def test_held_out_acceptance_is_the_overlap_on_answers():
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    made = Documents.of([([0, 1, 2, 0], 2), ([0, 1], 1), ([2, 2, 2], 3)])
+    documents = Documents(made.tokens, made.starts, made.prompts, numbers=np.array([0, 1, 2]))
+    target, draft = Fixed(p.log().tolist()), Fixed(q.log().tolist())
+    found = held_out_acceptance(
+        draft, target, documents, np.array([0, 1]), {0: "a", 1: "b", 2: "c"}
+    )
+    assert found == pytest.approx({"all": 0.7, "greedy": 0.0, "a": 0.7, "b": 0.7}, abs=1e-6)
+    same = held_out_acceptance(target, target, documents, np.array([0]))
+    assert same == pytest.approx({"all": 1.0, "greedy": 1.0}, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [shape(64, 2), shape(256, 3), Size(96, 1, 4, 2, 160)])
+def test_the_number_of_parameters_is_exact(size):
+    tokenizer = train_tokenizer(["one two three\n"] * 4, vocab_size=270, context=64)
+    model = build_model(size, tokenizer, vocab_size=320)
+    assert num_parameters(size, 320) == sum(p.numel() for p in model.parameters())
+
+
+def test_the_published_size_of_a_draft():
+    """52.1M with untied embeddings of 32064 tokens: one more matrix than here."""
+    size = Size(hidden=512, layers=6, heads=8, kv_heads=8, inner=1408)
+    assert num_parameters(size, 32064) + 32064 * 512 == pytest.approx(52.1e6, rel=1e-3)
+
+
+def test_candidates_fill_the_same_size_with_several_depths():
+    found = candidates(vocab=2048, max_parameters=2_000_000)
+    assert [size.layers for size in found] == [1, 2, 4, 8]
+    counts = [num_parameters(size, 2048) for size in found]
+    assert all(1_000_000 < n <= 2_000_000 for n in counts)
+    widths = [size.hidden for size in found]
+    assert widths == sorted(widths, reverse=True) and len(set(widths)) == 4
+    with pytest.raises(ConfigError, match="has no room for 100000 tokens"):
+        candidates(100_000, 1_000_000)
+
+
+def test_a_costly_shape_needs_more_acceptance():
+    fast = rated(shape(64, 1), 512, c=0.05, alpha=0.6)
+    slow = rated(shape(64, 4), 512, c=0.2, alpha=0.65)
+    better = rated(shape(64, 4), 512, c=0.2, alpha=0.85)
+    assert slow.speedup < fast.speedup < better.speedup
+    assert fast.gamma == 4 and fast.parameters == num_parameters(shape(64, 1), 512)

@@ -1,0 +1,254 @@
+"""The recipe draft from prompts to a checkpoint: phases, losses, resuming, bad input."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_tiny
+
+import forerun
+from forerun.cli.main import main
+from forerun.core.sampling import Sampling
+from forerun.errors import ConfigError, DataError
+from forerun.training.distillation import DIVERGENCES, Best, Distilled, divergence
+from forerun.training.draft_data import read_prompts, reference_answers, running_text
+from forerun.training.loop import Loop
+from forerun.training.losses import TopK
+from forerun.training.recipes.draft import Draft, frozen
+
+WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
+PROMPTS = [
+    {"prompt": f"the {a} {b}", "domain": "even" if i % 2 else "odd", "answer": f"on the {b}"}
+    for i, (a, b) in enumerate(pairwise(WORDS.split()))
+] * 2
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS[:24]))
+    return path
+
+
+def recipe(target: Path, prompts: Path, **options) -> Draft:
+    given = {"max_tokens": 12, "share": 0.9, "layers": 1, "probe_steps": 2, "max_steps": 8}
+    given |= {"minutes": None, "micro_tokens": 256, "gamma": 3}
+    return Draft(model=str(target), prompts=prompts, **given | options)
+
+
+@pytest.fixture(scope="module")
+def trained(target, prompts, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "draft"
+    recipe(target, prompts, top_k=8, loss="fkl").train(out)
+    return out
+
+
+def test_the_draft_is_a_checkpoint_that_drafts_for_its_target(target, trained):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    module = AutoModelForCausalLM.from_pretrained(trained)
+    assert module.config.vocab_size == 288 and module.config.eos_token_id == 0
+    assert len(AutoTokenizer.from_pretrained(trained)) == 288
+    model = forerun.load(str(target), dtype="fp32")
+    sampling = Sampling(temperature=0, max_new_tokens=16)
+    plain = model.generate(["the cat"], sampling, drafter="none")[0]
+    drafted = model.generate(["the cat"], sampling, drafter=f"draft_model:model={trained}")[0]
+    assert drafted.samples[0].tokens == plain.samples[0].tokens
+    assert drafted.stats.drafted > 0
+
+
+def test_the_card_names_data_target_acceptance_and_cost(trained):
+    card, facts = (
+        (trained / "README.md").read_text(),
+        json.loads((trained / "draft.json").read_text()),
+    )
+    plan = json.loads((trained / "data" / "plan.json").read_text())["settings"]
+    assert plan["target_hash"] in card and plan["tokenizer_hash"] in card
+    assert [one["temperature"] for one in plan["grid"]] == [0.0, 0.6, 0.8, 1.0]
+    assert "| after | all | greedy | odd | even |" in card
+    assert set(facts["stages"]) == {"pretrain", "align"}
+    assert facts["best"]["all"] >= max(stage["all"] for stage in facts["stages"].values()) - 1e-9
+    assert facts["c"] > 0 and facts["tau"] >= 1 and facts["gamma"] == 3
+
+
+def test_the_exported_weights_are_the_best_ones(trained):
+    kept = load_file(
+        trained / "state" / json.loads((trained / "state/best.json").read_text())["file"]
+    )
+    exported = load_file(trained / "model.safetensors")
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, kept[name].bfloat16())
+
+
+ALL_DATA = [
+    {},
+    {"recipe": "direct_alignment"},
+    {"recipe": "distillspec"},
+    {"recipe": "distillspec", "data": "on_policy", "loss": "tvd"},
+    {"recipe": "distillspec", "data": "fixed", "loss": "rkl"},
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(one, marks=[pytest.mark.slow] if "loss" in one else []) for one in ALL_DATA],
+    ids=lambda options: "-".join(options.values()) or "fastdraft",
+)
+def test_a_killed_run_continues_bit_for_bit(target, prompts, tmp_path, options):
+    def weights(out: Path) -> dict:
+        return torch.load(out / "state" / "align.pt", weights_only=True)["parameters"]
+
+    recipe(target, prompts, **options).train(tmp_path / "whole")
+
+    def kill(title: str, share: float, note: str) -> None:
+        if title == "align" and share >= 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recipe(target, prompts, **options).train(tmp_path / "killed", watch=kill)
+    recipe(target, prompts, **options).train(tmp_path / "killed", resume=True)
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert torch.equal(
+        load_file(tmp_path / "whole" / "model.safetensors")["model.norm.weight"],
+        load_file(tmp_path / "killed" / "model.safetensors")["model.norm.weight"],
+    )
+
+
+def test_text_and_code_are_phases_of_their_own(target, prompts, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("the cat sat on the mat. " * 60)
+    (tmp_path / "code.txt").write_text("one = two + three\n" * 60)
+    made = recipe(target, prompts, corpus=tmp_path / "text", code=tmp_path / "code.txt")
+    made.train(tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "draft.json").read_text())
+    assert list(facts["stages"]) == ["pretrain", "continue", "align"]
+    steps = {}
+    for name in facts["stages"]:
+        state = torch.load(tmp_path / "out" / "state" / f"{name}.pt", weights_only=True)
+        steps[name] = state["progress"]["step"]
+    assert steps == {"pretrain": 4, "continue": 2, "align": 3}
+
+
+def test_a_target_that_changed_is_refused_on_resume(target, prompts, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(target, tmp_path / "target")
+
+    def kill(title: str, share: float, note: str) -> None:
+        if title == "pretrain":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recipe(copy, prompts).train(tmp_path / "out", watch=kill)
+    make_tiny(copy, seed=4)
+    with pytest.raises(ConfigError, match="target_hash"):
+        recipe(copy, prompts).train(tmp_path / "out", resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_step(target, prompts, tmp_path, monkeypatch):
+    calls = []
+
+    def gradients(self, micros):
+        calls.append(1)
+        return original(self, micros) if len(calls) != 6 else broken(self, micros)
+
+    def broken(self, micros):
+        with torch.no_grad():
+            next(iter(self.parameters.values())).fill_(torch.nan)
+        return original(self, micros)
+
+    original = Loop.gradients
+    monkeypatch.setattr(Loop, "gradients", gradients)
+    made = recipe(target, prompts)
+    with pytest.raises(DataError, match=r"loss became nan at step \d; try a lower learning rate"):
+        made.train(tmp_path / "out")
+    best = json.loads((tmp_path / "out" / "state" / "best.json").read_text())
+    assert best["step"] <= 3 and best["all"] > 0
+
+
+def test_losses_read_the_target_or_its_stored_rows(target, trained):
+    """Stored rows of all tokens give the loss of the live target."""
+    from forerun.training.data import Batches
+    from forerun.training.records import read_records
+
+    module, teacher = frozen(str(target)), frozen(str(target))
+    documents = read_records(trained / "data")
+    (micro,) = next(Batches(documents, 400, accumulate=1, prompt_weight=0.0).steps())
+    stored = Distilled(module, None, divergence("fkl"), teacher)
+    assert isinstance(stored.teacher(micro), TopK)
+    same = float(stored.loss(micro).detach())
+    assert same == pytest.approx(0.0, abs=2e-3)  # the target itself, rounded to float16
+
+
+def test_all_losses_have_names():
+    assert divergence("ce") is None
+    for name in DIVERGENCES.keys() - {"ce"}:
+        assert divergence(name) is not None
+    with pytest.raises(ConfigError, match="loss 'kl' is unknown; use one of ce, soft_ce"):
+        divergence("kl")
+
+
+def test_only_better_weights_are_kept(tmp_path):
+    model, best = torch.nn.Linear(2, 2), Best(tmp_path)
+    first = model.weight.detach().clone()
+    assert best.offer(model, "pretrain", 1, {"all": 0.5})
+    torch.nn.init.ones_(model.weight)
+    assert not best.offer(model, "pretrain", 2, {"all": 0.5})
+    best.restore(model)
+    assert torch.equal(model.weight, first)
+    assert best.offer(model, "align", 1, {"all": 0.6})
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["best-align-1.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"recipe": "eagle"}, "recipe must be one of fastdraft, direct_alignment, distillspec"),
+        ({"loss": "kl"}, "loss 'kl' is unknown"),
+        ({"data": "human"}, "data must be one of target, fixed, on_policy, mixed"),
+        ({"share": 1.0}, "share must be above 0 and below 1"),
+        ({"num_prompts": 3}, "num_prompts must be at least 10"),
+    ],
+)
+def test_bad_options_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Draft(**options)
+
+
+def test_bad_prompts_are_named(target, tmp_path):
+    model, path = forerun.load(str(target)), tmp_path / "p.jsonl"
+    with pytest.raises(ConfigError, match="give a JSON-lines file with --prompts"):
+        read_prompts(None, 20, model)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_prompts(path, 20, model)
+    path.write_text('{"prompt": "a"}\n' * 3)
+    with pytest.raises(ConfigError, match="has 3 prompts; a draft needs at least 10"):
+        read_prompts(path, 20, model)
+    path.write_text('{"prompt": "a"}\nprompt\n')
+    with pytest.raises(DataError, match=r"p.jsonl:2 is not a prompt"):
+        read_prompts(path, 20, model)
+    path.write_text('{"prompt": "a"}\n' * 30)
+    assert len(read_prompts(path, 20, model)) == 20
+    with pytest.raises(ConfigError, match='"fixed" needs an "answer" for each prompt'):
+        reference_answers(model, read_prompts(path, 20, model), 8)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    with pytest.raises(DataError, match="has no text"):
+        running_text(model, empty, 32, 1000)
+
+
+def test_the_command_shows_the_options(capsys):
+    assert main(["train", "draft", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--recipe" in said and "--prompts" in said and "--resume" in said

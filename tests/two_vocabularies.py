@@ -1,0 +1,50 @@
+"""A pair of tiny tokenizers to enumerate: a draft of letters, a target that also has merged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from fakes import FakeRunner
+from forerun.drafters.cross_vocab import CrossVocab
+from forerun.models.tokenizer import Tokenizer
+
+DRAFT = ("a", "b", "c")  # ids 0, 1, 2
+TARGET = ("c", "a", "b", "ab")  # ids 0 .. 3
+Law = Callable[[Many[int]], np.ndarray]
+
+
+def letters(tokens: Many[str]) -> Tokenizer:
+    """A BPE of these tokens; longer ones are merges of their last letter and the rest."""
+    known = {token: i for i, token in enumerate(tokens)}
+    merges = [(token[:-1], token[-1]) for token in tokens if len(token) > 1]
+    backend = Backend(models.BPE(known, merges))
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), [])
+
+
+class LetterRunner(FakeRunner):
+    """A fake draft model; `calls` counts its passes."""
+
+    def __init__(self, law: Law, vocab: int = len(DRAFT)) -> None:
+        super().__init__(law)
+        self.vocab_size, self.calls, self.num_held = vocab, 0, 0
+
+    def rows_at(self, requests):
+        self.calls += 1
+        return super().rows_at(requests)
+
+
+def crossed(law: Law, draft: Many[str] = DRAFT, target: Many[str] = TARGET, **options: object):
+    """A drafter for a target with the tokens `target`, and a fake draft model of `draft`."""
+    return CrossVocab(
+        model=LetterRunner(law, len(draft)),  # type: ignore[arg-type]
+        tokenizer=letters(target),
+        draft_tokenizer=letters(draft),
+        **options,  # type: ignore[arg-type]
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import cache
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -14,12 +15,13 @@ from fakes import FakeRunner
 from forerun.drafters.cross_vocab import CrossVocab
 from forerun.models.tokenizer import Tokenizer
 
-DRAFT = ("a", "b", "c")  # ids 0, 1, 2
-TARGET = ("c", "a", "b", "ab")  # ids 0 .. 3
+DRAFT = ("a", "b")  # ids 0, 1
+TARGET = ("b", "a", "ab")  # ids 0, 1, 2
 Law = Callable[[Many[int]], np.ndarray]
 
 
-def letters(tokens: Many[str]) -> Tokenizer:
+@cache
+def letters(tokens: tuple[str, ...]) -> Tokenizer:
     """A BPE of these tokens; longer ones are merges of their last letter and the rest."""
     known = {token: i for i, token in enumerate(tokens)}
     merges = [(token[:-1], token[-1]) for token in tokens if len(token) > 1]
@@ -40,7 +42,7 @@ class LetterRunner(FakeRunner):
         return super().rows_at(requests)
 
 
-def crossed(law: Law, draft: Many[str] = DRAFT, target: Many[str] = TARGET, **options: object):
+def crossed(law: Law, draft: tuple[str, ...] = DRAFT, target: tuple[str, ...] = TARGET, **options: object):
     """A drafter for a target with the tokens `target`, and a fake draft model of `draft`."""
     return CrossVocab(
         model=LetterRunner(law, len(draft)),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A pair of tiny tokenizers to enumerate: a draft of letters, a target that also has merged ones."""
+"""Two tiny tokenizers to enumerate: a draft of letters, a target that also merges them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class LetterRunner(FakeRunner):
         return super().rows_at(requests)
 
 
-def crossed(law: Law, draft: tuple[str, ...] = DRAFT, target: tuple[str, ...] = TARGET, **options: object):
+def crossed(
+    law: Law, draft: tuple[str, ...] = DRAFT, target: tuple[str, ...] = TARGET, **options: object
+) -> CrossVocab:
     """A drafter for a target with the tokens `target`, and a fake draft model of `draft`."""
     return CrossVocab(
         model=LetterRunner(law, len(draft)),  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from two_vocabularies import TARGET as TOKENS
+from two_vocabularies import crossed
 
 from fakes import DeadEnd, FakeTarget, NoRepeats, exact_law, sequence, table_law
 from forerun import registry
@@ -22,8 +24,6 @@ from forerun.engine.engine import Engine
 from forerun.models.vocab_map import NONE, VocabMap
 from forerun.verifiers.base import draw_residual
 from harness import EXACT, Given, distance
-from two_vocabularies import TARGET as TOKENS
-from two_vocabularies import crossed
 
 PROMPT = (1, 2)  # "a", "ab": the trie begins with a, b
 LENGTH = 3
@@ -61,7 +61,8 @@ def arguments(draft: str, request: str) -> dict:
     options, plan, lengths = DRAFTS[draft]
     sampling, shapers = REQUESTS[request]
     make = partial(crossed, Q, **options)
-    return {"make": make, "plan": plan, "lengths": lengths, "sampling": sampling, "shapers": shapers}
+    request_ = {"sampling": sampling, "shapers": shapers}
+    return {"make": make, "plan": plan, "lengths": lengths} | request_
 
 
 def step_error(make, plan, sampling, shapers, verifier: str = "speculative", p=P, **_) -> float:
@@ -106,7 +107,8 @@ def test_other_verifiers(draft: str, verifier: str) -> None:
 def whole_error(draft: str, request: str) -> float:
     given = arguments(draft, request)
     make, verifier = given.pop("make"), registry.make("verifier", "speculative")
-    return distance(P, make, verifier, **given, target=FakeTarget(P, SIZE), vocab=SIZE, prompt=PROMPT)
+    other = {"target": FakeTarget(P, SIZE), "vocab": SIZE, "prompt": PROMPT}
+    return distance(P, make, verifier, **given, **other)
 
 
 SHORT = "omni, ragged batch", "tli, ragged batch", "slem", "slem, ragged batch"

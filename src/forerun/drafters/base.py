@@ -19,7 +19,6 @@ from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
 
-
 Answer = TypeVar("Answer")
 
 

@@ -100,7 +100,9 @@ class CrossVocab(ModelDrafter):
         if not len(self.map.shared):
             raise ConfigError(
                 "the two vocabularies have no token in common; use a draft for the same kind of "
-                "text, or method=slem" if self.method != "slem" else "the vocabularies differ"
+                "text, or method=slem"
+                if self.method != "slem"
+                else "the vocabularies differ"
             )
         to_draft = VocabMap.between(goal, draft)
         self.to_draft = Retokenizer(goal, draft, to_draft, theirs.encode_inside)

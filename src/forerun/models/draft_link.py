@@ -125,7 +125,7 @@ def load_draft(
     path = located(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
-    how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs}
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs, "is_draft": True}
     return load_target(path, max_seqs=max_seqs, **how)  # type: ignore[return-value]
 
 

@@ -133,9 +133,9 @@ REAL = "smollm2-135m", "qwen-coder-0.5b"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("draft", "target"), [REAL, REAL[::-1]])
-def test_real_tokenizers(draft: str, target: str, pytestconfig: pytest.Config) -> None:
-    """49,152 and 151,936 ids, if both models are in the folder `models` beside the data."""
-    folder = Path(pytestconfig.getoption("--data-dir") or "").parent / "models"
+def test_real_tokenizers(draft: str, target: str, models_dir: Path) -> None:
+    """Vocabularies of 49,152 and 151,936 ids."""
+    folder = models_dir
     if not all((folder / name / "tokenizer.json").is_file() for name in (draft, target)):
         pytest.skip(f"{draft} and {target} are not in {folder}")
     sizes = dict(zip(REAL, (49_152, 151_936), strict=True))

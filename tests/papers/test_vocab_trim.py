@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import make_tiny
 
 import forerun
 from fakes import FakeRunner, FakeTarget, sequence, table_law
@@ -31,7 +32,6 @@ from forerun.models.draft_link import load_draft
 from forerun.models.load import load_target
 from forerun.models.vocab_map import VocabMap
 from harness import EXACT, distance
-from tiny import make_tiny
 
 pytestmark = pytest.mark.paper
 VOCAB = 3

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from spm import spm
+from tiny import make_tokenizer
 
 from forerun.errors import ConfigError
 from forerun.models.retokenize import Retokenizer, TextView
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.vocab_map import NONE, Vocab, VocabMap
-from spm import spm
-from tiny import make_tokenizer
 
 TEXT = "the cat sat on the mat, and ten dogs — naïve ones — sat on 日本 logs\n\nthe end "
 
@@ -56,7 +56,9 @@ def test_space_marks_and_byte_tokens_of_another_kind(pair: tuple[Tokenizer, Toke
 
 
 def test_special_tokens_map_by_name_or_role_and_never_by_text() -> None:
-    source = Vocab((b"x", None, None, None), {1: "<s>", 2: "<end>", 3: "<mark>"}, {"bos": 1, "eos": 2})
+    source = Vocab(
+        (b"x", None, None, None), {1: "<s>", 2: "<end>", 3: "<mark>"}, {"bos": 1, "eos": 2}
+    )
     goal = Vocab((None, b"<s>", None, b"x"), {0: "<mark>", 2: "</s>"}, {"eos": 2})
     found = VocabMap.between(source, goal)
     assert found.forward.tolist() == [3, NONE, 2, 0]

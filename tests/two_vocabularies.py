@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fakes import FakeRunner
 from forerun.drafters.cross_vocab import CrossVocab
+from forerun.models.draft_link import ForeignDraft
 from forerun.models.tokenizer import Tokenizer
 
 DRAFT = ("a", "b")  # ids 0, 1
@@ -47,8 +48,7 @@ def crossed(
 ) -> CrossVocab:
     """A drafter for a target with the tokens `target`, and a fake draft model of `draft`."""
     return CrossVocab(
-        model=LetterRunner(law, len(draft)),  # type: ignore[arg-type]
+        model=ForeignDraft(LetterRunner(law, len(draft)), letters(draft)),  # type: ignore[arg-type]
         tokenizer=letters(target),
-        draft_tokenizer=letters(draft),
         **options,  # type: ignore[arg-type]
     )

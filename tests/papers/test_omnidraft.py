@@ -25,6 +25,7 @@ from forerun.core.records import Step
 from forerun.core.sampling import Sampling
 from forerun.drafters.cross_vocab import CrossVocab
 from forerun.engine.engine import Engine
+from forerun.models.draft_link import ForeignDraft
 from forerun.models.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.paper
@@ -79,16 +80,13 @@ def tau(steps: Many[Step]) -> float:
     return float(np.mean([len(step.emitted[0]) for step in steps]))
 
 
-def made(pair: tuple[Tokenizer, Tokenizer], method: str = "omni", **more: object) -> CrossVocab:
+def made(
+    pair: tuple[Tokenizer, Tokenizer], method: str = "omni", kind: type = CrossVocab
+) -> CrossVocab:
     draft, target = pair
     runner = LetterRunner(reciting(draft), draft.vocab_size)
-    return CrossVocab(
-        model=runner,  # type: ignore[arg-type]
-        method=method,
-        tokenizer=target,
-        draft_tokenizer=draft,
-        **more,  # type: ignore[arg-type]
-    )
+    model = ForeignDraft(runner, draft)  # type: ignore[arg-type]
+    return kind(model=model, method=method, tokenizer=target)
 
 
 class WithoutCache(CrossVocab):
@@ -100,12 +98,8 @@ class WithoutCache(CrossVocab):
 
 def test_ngrams_recover_what_direct_mapping_loses(pair: tuple[Tokenizer, Tokenizer]) -> None:
     """tau of direct mapping, of the growing cache, and of a cache that knows the text."""
-    draft, target = pair
-    plain = WithoutCache(
-        model=LetterRunner(reciting(draft), draft.vocab_size),  # type: ignore[arg-type]
-        tokenizer=target,
-        draft_tokenizer=draft,
-    )
+    target = pair[1]
+    plain = made(pair, kind=WithoutCache)
     direct, _ = run(plain, target)
     omni = made(pair)
     first, _ = run(omni, target)
@@ -131,15 +125,7 @@ def test_entries_are_the_draft_tokens_of_a_target_token(pair: tuple[Tokenizer, T
 def test_drafts_are_the_text_of_the_draft_model(pair: tuple[Tokenizer, Tokenizer]) -> None:
     """Greedy: what is accepted is what the target says, and most of it comes from drafts."""
     target = pair[1]
-    expected = run(
-        WithoutCache(
-            model=LetterRunner(reciting(pair[0]), pair[0].vocab_size),  # type: ignore[arg-type]
-            tokenizer=target,
-            draft_tokenizer=pair[0],
-        ),
-        target,
-        temperature=0,
-    )[1]
+    expected = run(made(pair, kind=WithoutCache), target, temperature=0)[1]
     for method in ("omni", "tli", "slem"):
         steps, tokens = run(made(pair, method), target, temperature=0)
         assert tokens == expected
@@ -162,11 +148,9 @@ def test_the_siblings_on_the_same_pair(pair: tuple[Tokenizer, Tokenizer]) -> Non
 def test_equal_tokenizers_reduce_to_speculative_sampling(pair: tuple[Tokenizer, Tokenizer]) -> None:
     """Q is the draft's law, token by token."""
     target = pair[1]
-    drafter = CrossVocab(
-        model=LetterRunner(reciting(target, 0.6), target.vocab_size),  # type: ignore[arg-type]
-        tokenizer=target,
-        draft_tokenizer=target,
-    )
+    runner = LetterRunner(reciting(target, 0.6), target.vocab_size)
+    model = ForeignDraft(runner, target)  # type: ignore[arg-type]
+    drafter = CrossVocab(model=model, tokenizer=target)
     steps, _ = run(drafter, target)
     law, checked = reciting(target, 0.6), 0
     for step in steps:

@@ -185,7 +185,7 @@ def test_the_same_seed_says_the_same_again(
     reasoner: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With drafts of the draft model, whatever other calls have asked for in between."""
-    monkeypatch.setattr(_draft_runner, "COLD_FACTOR", 0.0)  # beside so small a model it does not pay
+    monkeypatch.setattr(_draft_runner, "COLD_FACTOR", 0.0)  # else no draft pays
 
     def run(plan: str, seed: int | None) -> list[list[int]]:
         options: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 60, "n": 3, "seed": seed}

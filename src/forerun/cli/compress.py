@@ -49,7 +49,7 @@ def vocab_trim(
         options.check_model(name)
     pruner = VocabTrim(
         calibrate=str(calibrate),
-        target=model,
+        model=model,
         keep=keep,
         source=source,
         tokens=tokens,

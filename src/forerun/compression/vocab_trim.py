@@ -44,7 +44,7 @@ WEIGHTS = ".safetensors", ".bin", ".gguf"
 
 
 class VocabTrim(Pruner):
-    """calibrate: prompts as JSON lines or a text. target: the model that the draft serves.
+    """calibrate: prompts as JSON lines or a text. model: the target that the draft serves.
 
     keep: number of tokens besides the special ones, or "auto". source: texts to count in, generated
     by the target or the draft, or the prompts themselves ("raw"). tokens, temperature: of each
@@ -55,7 +55,7 @@ class VocabTrim(Pruner):
         self,
         *,
         calibrate: File,
-        target: ModelName = "reasoner",
+        model: ModelName = "reasoner",
         keep: str = "auto",
         source: str = "target",
         tokens: int = 128,
@@ -68,7 +68,7 @@ class VocabTrim(Pruner):
             raise ConfigError(f"source must be one of {', '.join(SOURCES)}, got {source!r}")
         if min(tokens, gamma) < 1:
             raise ConfigError(f"tokens and gamma must be at least 1, got {tokens} and {gamma}")
-        self.calibrate, self.target, self.keep, self.source = calibrate, target, keep, source
+        self.calibrate, self.model, self.keep, self.source = calibrate, model, keep, source
         self.sampling = Sampling(temperature=temperature, max_new_tokens=tokens, seed=0)
         self.gamma = gamma
 
@@ -78,7 +78,7 @@ class VocabTrim(Pruner):
 
         task = FileTask(self.calibrate)
         prompts = [task.example(i).prompt for i in range(len(task))]
-        target = load(self.target)
+        target = load(self.model)
         draft = load_draft(str(source), "auto", "auto", 256, target.tokenizer)
         if getattr(draft, "model", None) is None or not hasattr(draft, "head_map"):
             raise ModelError(f"{source} runs on transformers, so its head cannot be reduced")
@@ -92,7 +92,7 @@ class VocabTrim(Pruner):
         if self.keep == "auto":
             sweep = self.sweep(target, draft, counts, always, held_out)
             yield from (str(point) for point in sweep)
-            size = max(sweep, key=lambda point: point.mbsu).size
+            size = best(sweep).size
         kept = top_tokens(counts, size, always)
         write_trimmed(source, out, kept, draft.vocab_size)
         yield f"{out}: a head of {len(kept):,} of {draft.vocab_size:,} tokens"
@@ -182,6 +182,11 @@ class ReducedHead:
 def mbsu(tau: float, c: float, gamma: int) -> float:
     """Memory-bound speed-up: tokens per target pass over the cost of a step in target passes."""
     return tau / (c * gamma + 1)
+
+
+def best(points: Iterable[Point]) -> Point:
+    """The size with the largest MBSU; of equal ones the smallest head."""
+    return max(points, key=lambda point: (point.mbsu, -point.rows))
 
 
 def bytes_read(model: Any, rows: int | None = None) -> int:

@@ -93,7 +93,9 @@ class TokenLaw:
 
         The caller stops if `is_empty` after the first row.
         """
-        run, node, best = (), 0, None
+        run: Path = ()
+        best: tuple[int, Path] | None = None
+        node = 0
         while best is None or self.trie.children[node]:
             self._rows[run] = yield run
             ids, probs = self._choices(run, node, best is not None)

@@ -36,14 +36,13 @@ from forerun.drafters._ngram_law import MAX_NGRAM, NgramTrie, TokenLaw
 from forerun.drafters.base import grow, in_lockstep
 from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError, UnknownName
-from forerun.models.draft_link import load_foreign_draft
+from forerun.models.draft_link import ForeignDraft, load_foreign_draft
 from forerun.models.retokenize import Retokenizer, TextView
 from forerun.models.vocab_map import NONE, Vocab, VocabMap
 from forerun.registry import GrowerName, ModelName
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
-    from forerun.runner.model_runner import ModelRunner
 
 LABELS = {"omni": frozenset({"lazy"}), "slem": frozenset({"point"})}
 METHODS = "omni", "tli", "slem"
@@ -51,7 +50,7 @@ Growth = Generator[list[Path], list[np.ndarray], Tree]  # wants paths, is sent d
 
 
 class CrossVocab(ModelDrafter):
-    """model: a folder, a hub id or a loaded runner, with its tokenizer `draft_tokenizer`.
+    """model: a folder, a hub id, or a loaded runner with its tokenizer.
 
     method: see above. grower: of method tli. The n-grams of omni are kept for all later texts of a
     tenant.
@@ -60,14 +59,13 @@ class CrossVocab(ModelDrafter):
     def __init__(
         self,
         *,
-        model: ModelName | ModelRunner,
+        model: ModelName | ForeignDraft,
         method: str = "omni",
         grower: GrowerName = "chain",
         dtype: str = "auto",
         device: str = "auto",
         max_seqs: int = 256,
         tokenizer: Tokenizer | None = None,
-        draft_tokenizer: Any = None,
         target: Target | None = None,
     ) -> None:
         if method not in METHODS:
@@ -76,33 +74,27 @@ class CrossVocab(ModelDrafter):
             raise ConfigError(f"method {method} drafts chains; use grower=chain, or method=tli")
         if isinstance(model, str):
             graphs = getattr(target, "graphs", True)
-            model, draft_tokenizer = load_foreign_draft(
-                model, dtype, device, max_seqs, graphs=graphs
-            )
-        super().__init__(model)
+            model = load_foreign_draft(model, dtype, device, max_seqs, graphs=graphs)
+        super().__init__(model.runner)
         self.method, self.grower = method, registry.make("grower", grower)
         self.labels = LABELS.get(method, self.grower.labels)
         self.is_tree = method == "tli" and grower != "chain"
-        self._tokenizers = tokenizer, draft_tokenizer
+        self._tokenizers = tokenizer, model.tokenizer
         self._views: WeakKeyDictionary[Sequence, tuple[Sequence, TextView]] = WeakKeyDictionary()
         self._tries: dict[str, NgramTrie] = {}  # by tenant
         self._seen: dict[str, set[int]] = {}  # target tokens that the trie may lack, by tenant
 
     def bind(self, target: Target) -> None:
         ours, theirs = self._tokenizers
-        if ours is None or theirs is None:
+        if ours is None:
             raise ConfigError(
-                "cross_vocab needs the tokenizers of both models; use it by name, or pass "
-                "tokenizer and draft_tokenizer"
+                "cross_vocab needs the target's tokenizer; use it by name, or pass tokenizer"
             )
         goal, draft = Vocab.of(ours, target.vocab_size), Vocab.of(theirs, self.runner.vocab_size)
         self.map = VocabMap.between(draft, goal)
         if not len(self.map.shared):
             raise ConfigError(
-                "the two vocabularies have no token in common; use a draft for the same kind of "
-                "text, or method=slem"
-                if self.method != "slem"
-                else "the vocabularies differ"
+                "the vocabularies of draft and target have no token in common; use another draft"
             )
         to_draft = VocabMap.between(goal, draft)
         self.to_draft = Retokenizer(goal, draft, to_draft, theirs.encode_inside)
@@ -169,7 +161,7 @@ class CrossVocab(ModelDrafter):
 
     def rows(self, asked: list[tuple[Sequence, Path]]) -> Many[np.ndarray]:
         """The draft's distributions [V_d] after the texts and these draft tokens."""
-        return probs_of([seq for seq, _ in asked], self.logits(asked))
+        return list(probs_of([seq for seq, _ in asked], self.logits(asked)))
 
     def logits(self, asked: list[tuple[Sequence, Path]]) -> np.ndarray:
         """The draft's logits [n, V_d]; -inf for tokens that a reduced head lacks."""
@@ -253,7 +245,7 @@ class SharedTokens(Source):
         asked = [(seq, self._as_draft(path)) for seq, path in requests]
         logits = drafter.logits(asked)[:, self._map.shared]
         found: list[Proposal | None] = [None] * len(requests)
-        for i in np.flatnonzero(logits.max(axis=1) > -np.inf):
+        for i in np.flatnonzero(logits.max(axis=1) > -np.inf).tolist():
             (row,) = probs_of([requests[i][0]], logits[i : i + 1], is_tree=drafter.is_tree)
             kept = np.flatnonzero(row)
             found[i] = Proposal(self._ids[kept], row[kept])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forerun.assets import MODELS, embedded
@@ -129,14 +129,21 @@ def load_draft(
     return load_target(path, max_seqs=max_seqs, **how)  # type: ignore[return-value]
 
 
+class ForeignDraft(NamedTuple):
+    """A draft model of any vocabulary, and its tokenizer."""
+
+    runner: ModelRunner
+    tokenizer: Tokenizer
+
+
 def load_foreign_draft(
     name: str, dtype: str, device: str, max_seqs: int, *, graphs: bool = True
-) -> tuple[ModelRunner, Tokenizer]:
-    """Loads a draft model of any vocabulary, and its tokenizer. Raises ModelError."""
+) -> ForeignDraft:
+    """Loads a draft model of any vocabulary. Raises ModelError."""
     from forerun.models.tokenizer import Tokenizer
 
     runner = load_draft(name, dtype, device, max_seqs, None, graphs=graphs)
-    return runner, Tokenizer.load(located(name))
+    return ForeignDraft(runner, Tokenizer.load(located(name)))
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from fakes import FakeTarget, exact_law, run_all, sequence, table_law
+from fakes import VOCAB, FakeTarget, exact_law, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import Dice, EnumeratedDice
@@ -67,6 +67,8 @@ def distance(
     lengths: Many[int] = (3,),
     max_seqs: int = 2,
     target: Target | None = None,
+    vocab: int = VOCAB,
+    prompt: Many[int] = PROMPT,
 ) -> float:
     """Largest |P(text) - its exact value| over all texts of sequences of the given lengths.
 
@@ -87,13 +89,13 @@ def distance(
             shapers=shapers(),
             max_seqs=max_seqs,
         )
-        seqs = [sequence(PROMPT, n, dice, sampling, index=i) for i, n in enumerate(lengths)]
+        seqs = [sequence(prompt, n, dice, sampling, index=i) for i, n in enumerate(lengths)]
         return run_all(engine, seqs)
 
     found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     for texts, probability in EnumeratedDice().outcomes(program):
         found[texts] += probability
-    laws = [exact_law(target_law, PROMPT, n, sampling, shapers()) for n in lengths]
+    laws = [exact_law(target_law, prompt, n, sampling, shapers(), vocab) for n in lengths]
     return max(abs(found.get(texts, 0.0) - p) for texts, p in _joint(laws).items())
 
 

@@ -28,7 +28,7 @@ from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
-from forerun.drafters import draft_model
+from forerun.drafters import _draft_runner
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError, ModelError
 from forerun.models.draft_link import FILE, companion
@@ -185,7 +185,7 @@ def test_the_same_seed_says_the_same_again(
     reasoner: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With drafts of the draft model, whatever other calls have asked for in between."""
-    monkeypatch.setattr(draft_model, "COLD_FACTOR", 0.0)  # beside so small a model it does not pay
+    monkeypatch.setattr(_draft_runner, "COLD_FACTOR", 0.0)  # else no draft pays
 
     def run(plan: str, seed: int | None) -> list[list[int]]:
         options: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 60, "n": 3, "seed": seed}

@@ -12,6 +12,7 @@ from command import Call
 from parity import VOCAB, branching, forward, prompt, saved, sequence
 
 import forerun
+from forerun.compression.vocab_trim import write_trimmed
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.tree import EMPTY, Tree, TreeBuilder
 from forerun.drafters.draft_model import DraftModel
@@ -86,6 +87,25 @@ def error(ours: ModelRunner, plain: ModelRunner, seqs: list, trees: list[Tree]) 
             worst = max(worst, float((a - b).abs().max() / b.abs().max()))
     assert ours.decode.is_trusted
     return worst
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_a_reduced_head_matches_torch(dtype: str, tmp_path: Path) -> None:
+    """One row, then a tree: logits of the kept tokens only."""
+    saved("llama", tmp_path / "full", **SMALL)
+    kept = np.arange(1, VOCAB, 3)
+    write_trimmed(tmp_path / "full", tmp_path / "small", kept, VOCAB)
+    load = {"dtype": dtype, "device": DEVICE, "is_draft": True}
+    ours, plain = (load_target(tmp_path / "small", **load) for _ in range(2))
+    ours.decode, plain.decode = GraphDecoder(ours.model), TorchDecoder(plain.model)
+    seqs = [[sequence(prompt(9, seed=1))] for _ in range(2)]
+    for tree in (EMPTY, branching()):
+        for _ in range(2):
+            assert error(ours, plain, seqs, [tree]) <= (1e-5 if dtype == "fp32" else 1e-2)
+        for (seq,) in seqs:
+            seq.tokens.append(7)
+    (rows,) = ours.forward(ForwardBatch(seqs[0], [EMPTY]))
+    assert rows.logits.shape == (1, len(kept))
 
 
 QUICK = {("llama", "fp16"), ("gpt2", "fp32")}  # our kernels for all parts, for attention only

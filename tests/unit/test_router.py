@@ -16,7 +16,7 @@ from forerun.core.mixins import parts_of
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
-from forerun.drafters import draft_model
+from forerun.drafters import _draft_runner
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.router import MAX_RECORDS, OPTIMISM, Router, SpeedRecord
@@ -325,7 +325,7 @@ def test_auto_with_a_draft_model_uses_all_it_has(monkeypatch: pytest.MonkeyPatch
     assert draft.draft_seconds(4, 16) < draft.draft_seconds(4), (
         "a pass of the draft serves the whole batch"
     )
-    monkeypatch.setattr(draft_model, "COLD_FACTOR", 0.0)  # beside so small a model it does not pay
+    monkeypatch.setattr(_draft_runner, "COLD_FACTOR", 0.0)  # else no draft pays
     question = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
     sampling = Sampling(temperature=0, max_new_tokens=60, n=2)
     fixed = {"drafter": drafter, "controller": "fixed:nodes=4", "batch": 1}

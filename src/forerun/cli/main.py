@@ -40,6 +40,7 @@ COMMANDS = {
     "seal": "Find passages by generating their n-grams (SEAL).",
     "train": "Train a model or head with a recipe.",
     "prune": "Make a smaller model with a pruner.",
+    "compress": "Make a draft model cheaper to run.",
     "fit-tree": "Fit the draft tree's template to a model and its prompts.",
     "doctor": "Report on this machine and installation.",
 }

@@ -116,8 +116,9 @@ class Target(ABC):
 class Drafter:
     """Proposes a draft tree per sequence. The default proposes nothing: plain decoding.
 
-    labels: how tokens are drawn, a subset of "point", "iid", "swor". needs: forward-pass outputs
-    that it reads; a drafter with needs observes every step, also those without a draft.
+    labels: how tokens are drawn, a subset of "point", "iid", "swor", "lazy". needs: outputs of
+    the forward pass that it reads; a drafter with needs observes every step, also those without a
+    draft.
     """
 
     labels: frozenset[str] = frozenset()

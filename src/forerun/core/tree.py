@@ -7,8 +7,11 @@ With q it gives the distribution of the token once its earlier siblings have bee
     POINT  chosen deterministically        a unit mass
     IID    drawn from q, with replacement  q
     SWOR   drawn without replacement       q without the earlier siblings' tokens, renormalised
+    LAZY   drawn from a q with too many    q
+           tokens to list
 
-Rejection verifiers need nothing else.
+Rejection verifiers need nothing else. A LAZY node holds an object that gives q of one token at a
+time.
 """
 
 from __future__ import annotations
@@ -17,15 +20,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
 
-POINT, IID, SWOR = 0, 1, 2
-LAW_NAMES = {"point": POINT, "iid": IID, "swor": SWOR}
+POINT, IID, SWOR, LAZY = 0, 1, 2, 3
+LAW_NAMES = {"point": POINT, "iid": IID, "swor": SWOR, "lazy": LAZY}
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class Proposal:
         """The support of a dense distribution [V]."""
         ids = np.flatnonzero(dense).astype(np.int32)
         return cls(ids, np.ascontiguousarray(dense[ids], dtype=np.float64))
+
+
+class LazyProposal(Protocol):
+    """A distribution q that is known token by token; valid until the step is committed."""
+
+    def prob(self, token: int) -> float:
+        """q of one token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +73,8 @@ class Tree:
 
     tokens: np.ndarray  # int32 [n]
     parents: np.ndarray  # int32 [n]; -1 is the root; parents[i] < i
-    laws: np.ndarray  # int8 [n]: POINT, IID or SWOR
-    rows: np.ndarray  # int32 [n]: index of the proposal that the node was drawn from, -1 if POINT
+    laws: np.ndarray  # int8 [n]: POINT, IID, SWOR or LAZY
+    rows: np.ndarray  # int32 [n]: the proposal that the node was drawn from; -1 if POINT or LAZY
     starts: np.ndarray  # int64 [m + 1]: proposal r is [starts[r]:starts[r + 1]] of q_ids, q_probs
     q_ids: np.ndarray  # int32
     q_probs: np.ndarray  # float64
@@ -72,6 +82,7 @@ class Tree:
     cells: np.ndarray | None = None
     sources: tuple[str, ...] = ()  # [n], the drafter of each node; empty: unknown
     resume: Resume | None = None
+    lazy: tuple[LazyProposal | None, ...] = ()  # [n], q of each LAZY node; empty: there are none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -121,7 +132,7 @@ class Tree:
         return tokens[::-1]
 
     def q(self, node: int) -> Proposal | None:
-        """The distribution that `node` was drawn from; None for a POINT node."""
+        """The distribution that `node` was drawn from; None for a POINT or LAZY node."""
         row = self.rows[node]
         if row < 0:
             return None
@@ -156,10 +167,15 @@ class Tree:
             None if self.cells is None else self.cells[kept],
             tuple(compress(self.sources, kept)),
             resume,
+            tuple(compress(self.lazy, kept)),
         )
 
     def proposal(self, node: int, vocab: int) -> np.ndarray:
         """Distribution of `node` given that its earlier siblings were rejected, float64 [vocab]."""
+        if self.laws[node] == LAZY:  # one call per token: only where no other way exists
+            q = self.lazy[node]
+            assert q is not None, "a LAZY node needs its q"
+            return np.array([q.prob(token) for token in range(vocab)])
         dense = np.zeros(vocab)
         drawn = self.q(node)
         if drawn is None:
@@ -182,6 +198,7 @@ class TreeBuilder:
         self._rows: list[int] = []
         self._proposals: list[Proposal] = []
         self._row_of: dict[int, int] = {}  # id of a proposal -> row
+        self._lazy: dict[int, LazyProposal] = {}  # node -> q
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -201,6 +218,12 @@ class TreeBuilder:
                 self._proposals.append(q)
             self._rows.append(row)
         return len(self.tokens) - 1
+
+    def add_lazy(self, token: int, parent: int, q: LazyProposal) -> int:
+        """Appends a LAZY node and returns its index."""
+        node = self.add(token, parent)
+        self._laws[node], self._lazy[node] = LAZY, q
+        return node
 
     def children(self, node: int) -> list[int]:
         """Children of `node` in the order added."""
@@ -225,6 +248,7 @@ class TreeBuilder:
             starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
             q_ids=_joined([q.ids for q in self._proposals], np.int32),
             q_probs=_joined([q.probs for q in self._proposals], np.float64),
+            lazy=tuple(map(self._lazy.get, range(len(self)))) if self._lazy else (),
         )
 
 
@@ -270,4 +294,5 @@ def appended(tree: Tree, tokens: Iterable[int], parents: Iterable[int]) -> Tree:
         q_ids=tree.q_ids,
         q_probs=tree.q_probs,
         resume=tree.resume,
+        lazy=tree.lazy and (*tree.lazy, *[None] * len(more)),
     )

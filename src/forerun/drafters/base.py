@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Generator, Hashable
 from collections.abc import Sequence as Many
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
+
+Answer = TypeVar("Answer")
 
 
 class PerSequence(Drafter):
@@ -156,6 +158,16 @@ class Composite(Persistent, Priced):
         raise ConfigError(f"no part of {name_of(self)} can be saved ({'; '.join(reasons)})")
 
 
+def refuse_lazy(name: str, parts: Many[Drafter]) -> None:
+    """Raises ConfigError for a part with LAZY drafts, which cannot be merged with others."""
+    for part in parts:
+        if "lazy" in part.labels:
+            raise ConfigError(
+                f"{name} merges trees, and the drafts of {name_of(part)!r} cannot be merged; use "
+                "it alone, in a router or in a cascade"
+            )
+
+
 def _number(whole: Drafter) -> None:
     """Numbers the second and later drafters of one name, since statistics are keyed by name."""
     seen: Counter[str] = Counter()
@@ -171,25 +183,42 @@ def grow(
     seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice], source: Source, grower: Grower
 ) -> list[Tree]:
     """Grows one tree per sequence; the source gets the requests of all sequences together."""
-    trees = [EMPTY] * len(seqs)
     growths = {
         i: grower.grow(plan, own)
         for i, (plan, own) in enumerate(zip(plans, dice, strict=True))
         if not plan.is_empty
     }
     allowed = {i: AllowedTokens.of(seqs[i]) for i in growths}
+
+    def answer(asked: list[tuple[int, Path]]) -> Many[Proposal | None]:
+        return _proposals(source, [_Request(seqs[i], path, allowed[i]) for i, path in asked])
+
+    grown = in_lockstep(growths, answer)
+    return [grown.get(i, EMPTY) for i in range(len(seqs))]
+
+
+def in_lockstep(
+    growths: dict[int, Generator[list[Path], list[Answer], Tree]],
+    answer: Callable[[list[tuple[int, Path]]], Many[Answer]],
+) -> dict[int, Tree]:
+    """The trees of several growths; each round, `answer` gets the paths that all of them want.
+
+    growths: by index of the sequence; each yields paths and is sent an answer per path.
+    """
+    trees: dict[int, Tree] = {}
     wants: dict[int, list[Path]] = {}
-    answers: dict[int, list[Proposal | None]] = {}
-    while growths:
-        for i, growth in list(growths.items()):
+    answers: dict[int, list[Answer]] = {}
+    active = dict(growths)
+    while active:
+        for i, growth in list(active.items()):
             try:
                 wants[i] = growth.send(answers[i]) if answers else next(growth)
             except StopIteration as end:
                 trees[i] = end.value
-                del growths[i]
-        asked = [_Request(seqs[i], path, allowed[i]) for i in growths for path in wants[i]]
-        known = iter(_proposals(source, asked))
-        answers = {i: [next(known) for _ in wants[i]] for i in growths}
+                del active[i]
+        asked = [(i, path) for i in active for path in wants[i]]
+        known = iter(answer(asked) if asked else ())
+        answers = {i: [next(known) for _ in wants[i]] for i in active}
     return trees
 
 

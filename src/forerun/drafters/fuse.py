@@ -17,7 +17,7 @@ from forerun.core.mixins import priced
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter, Target
 from forerun.core.tree import NO_Q, POINT, Tree
-from forerun.drafters.base import Composite
+from forerun.drafters.base import Composite, refuse_lazy
 from forerun.growers._merge import copy_laws, overlay, warm_up
 from forerun.registry import DrafterName
 
@@ -37,6 +37,7 @@ class Fuse(Composite):
         tokenizer: Any = None,
     ) -> None:
         super().__init__(parts, tokenizer)
+        refuse_lazy("fuse", self.parts)
         self.labels = frozenset({"swor"}).union(*(p.labels - {"iid"} for p in self.parts))
 
     def bind(self, target: Target) -> None:
@@ -63,7 +64,8 @@ class Fuse(Composite):
 def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
     """One tree with all paths of the given trees, earlier trees first.
 
-    names: of the drafters; `Tree.sources` gets the first that drafted a node.
+    names: of the drafters; `Tree.sources` gets the first that drafted a node. Trees with LAZY
+    nodes are left out if there are others.
     """
     max_size, size = sum(map(len, trees)), 0
     tokens, parents, origins, rows = np.empty((4, max_size), np.int32)
@@ -75,6 +77,8 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
     drawn: list[Tree] = []  # those with proposals
     num_laws = 0
     for i, tree in enumerate(trees):
+        if tree.lazy and len(trees) > 1:
+            continue
         start = size
         size = overlay(tokens, parents, size, max_size, tree.tokens, tree.parents, origins)
         if size == start:

@@ -24,7 +24,7 @@ from forerun.core.mixins import priced
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import POINT, Proposal, Tree
-from forerun.drafters.base import Composite
+from forerun.drafters.base import Composite, refuse_lazy
 from forerun.errors import ConfigError
 from forerun.growers._merge import overlay, warm_up
 from forerun.ngrams.index.query.continuation_kernels import FirstTokens, likeliest
@@ -96,6 +96,7 @@ class Rasd(Composite):
                 "retrievers=prompt_lookup"
             )
         super().__init__((drafter, *found), tokenizer)
+        refuse_lazy("rasd", self.parts)
         self.generator, self.retrievers = self.parts[0], self.parts[1:]
         _check_chosen(self.retrievers)
         self.top, self.share, self.bypass, self.weigh = top, share, bypass, weigh

@@ -10,22 +10,25 @@ import math
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.errors import ModelError
+from forerun.errors import ConfigError, ModelError
 from forerun.models.families import Plan, Unsupported
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
 from forerun.models.one_thread import for_each
 from forerun.models.padding import in_lanes, widened
 from forerun.models.shards import file_of, shard_files, tensors
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
+from forerun.models.vocab_map import VocabMap
 from forerun.models.weight_map import IGNORED, canonical, missing_message, norm_names, shapes
 from forerun.runner.free_memory import check_weights
 from forerun.runner.native.packing import can_pack
 from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
+HEAD_MAP = "d2t", "t2d"  # tensors of a reduced head: id - row of each row; which ids have a row
 __all__ = ["Parts", "flaw", "load_decoder", "shard_files", "stored_dtype", "tensors"]
 
 
@@ -136,13 +139,16 @@ class Parts:
         self._done: dict[str, Tensor | Linear] = {}
         self._lock = Lock()  # of buffers and counts
         self._spare_head: Tensor | None = None  # lm_head.weight of a tied checkpoint
+        self._head_map: VocabMap | None = None  # of a reduced head
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Copies one checkpoint tensor into its part. Raises Unsupported for an unknown name."""
         short = canonical(name)
         piece = self.plan.pieces.get(short)
         if piece is None:
-            if short == "lm_head.weight":
+            if self.config.head_size and short in HEAD_MAP:
+                self._read_head_map(short, tensor)
+            elif short == "lm_head.weight":
                 self._spare_head = tensor
             elif not short.endswith(IGNORED):
                 raise Unsupported(f"unknown tensor {name}")
@@ -170,6 +176,21 @@ class Parts:
         if is_complete:
             self._finish(dest)
 
+    def _read_head_map(self, name: str, tensor: Tensor) -> None:
+        """Reads d2t of a reduced head; t2d says the same."""
+        if name != HEAD_MAP[0]:
+            return
+        c = self.config
+        if tuple(tensor.shape) != (c.head_size,):
+            raise ModelError(
+                f"tensor {name} has shape {list(tensor.shape)}, and config.json makes it "
+                f"[{c.head_size}]; is config.json of this checkpoint?"
+            )
+        try:
+            self._head_map = VocabMap.from_offsets(tensor.numpy(), c.vocab_size)
+        except ConfigError as error:
+            raise ModelError(f"tensor {name} cannot be used: {error}") from None
+
     def _buffer(self, dest: str) -> Tensor:
         """The memory in which a part is put together."""
         with self._lock:
@@ -188,6 +209,8 @@ class Parts:
         """Raises ModelError for missing tensors, Unsupported if a tied head differs."""
         if self._missing:
             raise ModelError(missing_message(list(self._missing)))
+        if self.config.head_size and self._head_map is None:
+            raise ModelError(missing_message([HEAD_MAP[0]]))
         spare = self._spare_head
         if spare is not None and not torch.equal(
             spare.to(self.dtype),
@@ -212,7 +235,8 @@ class Parts:
             head = self._linear("head")
         layers = [self._layer(i) for i in range(c.num_layers)]
         norm = self._norm("norm")
-        return Transformer(c, embed, layers, norm, head, done.get("positions"))  # type: ignore[arg-type]
+        places: Any = done.get("positions")
+        return Transformer(c, embed, layers, norm, head, places, self._head_map)
 
     def _finish(self, dest: str) -> None:
         tensor = widened(dest, self._buffers.pop(dest), self.plan.config, self.config)

@@ -26,6 +26,12 @@ def check_decoder(c: Any) -> None:
         value, least = getattr(c, name), 0 if c.moe and name == "mlp_size" else 1
         if type(value) is not int or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if type(c.head_size) is not int or not 0 <= c.head_size <= c.vocab_size:
+        raise ValueError(
+            f"draft_vocab_size must be from 1 to vocab_size, {c.vocab_size}, got {c.head_size!r}"
+        )
+    if c.head_size and c.is_tied:
+        raise ValueError("draft_vocab_size needs tie_word_embeddings to be false")
     if c.num_layers > MAX_LAYERS:
         raise ValueError(f"num_layers must be at most {MAX_LAYERS:,}, got {c.num_layers}")
     needed = [c.norm_eps, c.attn_scale, c.residual_scale, c.logit_divisor]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError
+from forerun.models.identity import tokenizer_hash
 from forerun.models.paths import located
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FILE = "forerun-draft.json"
 FORM = 'expected {"model": "DRAFT"}, the folder of a draft model'
+SHOWN_IDS = 3  # of the tokens that differ between two vocabularies, in an error
 MAX_DRAFT_SEQS = 4096  # of a shared draft model; KV cells are allocated on demand
 # by name; entries exist as long as a drafter uses them
 _shared: WeakKeyDictionary[Target, WeakValueDictionary[str, ModelRunner]] = WeakKeyDictionary()
@@ -123,16 +125,38 @@ def load_draft(
     path = located(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
-    how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs}
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs, "is_draft": True}
     return load_target(path, max_seqs=max_seqs, **how)  # type: ignore[return-value]
+
+
+class ForeignDraft(NamedTuple):
+    """A draft model of any vocabulary, and its tokenizer."""
+
+    runner: ModelRunner
+    tokenizer: Tokenizer
+
+
+def load_foreign_draft(
+    name: str, dtype: str, device: str, max_seqs: int, *, graphs: bool = True
+) -> ForeignDraft:
+    """Loads a draft model of any vocabulary. Raises ModelError."""
+    from forerun.models.tokenizer import Tokenizer
+
+    runner = load_draft(name, dtype, device, max_seqs, None, graphs=graphs)
+    return ForeignDraft(runner, Tokenizer.load(located(name)))
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
     """Raises ConfigError unless both map the same token strings to the same ids."""
     ours, theirs = target.vocabulary(), draft.vocabulary()
     if ours != theirs:
-        differ = sum(ours.get(token) != i for token, i in theirs.items())
+        differ = sorted((i, token) for token, i in theirs.items() if ours.get(token) != i)
+        names = ", ".join(f"{i} {token!r}" for i, token in differ[:SHOWN_IDS])
+        more = f" and {len(differ) - SHOWN_IDS} more" if len(differ) > SHOWN_IDS else ""
+        shown = f"{len(differ)} differ: {names}{more}" if differ else "the draft lacks some"
+        hashes = f"{tokenizer_hash(draft)[:8]} and {tokenizer_hash(target)[:8]}"
         raise ConfigError(
             f"the draft and the target have different vocabularies ({len(theirs)} and {len(ours)} "
-            f"tokens, {differ} differ); use a draft of the same family, or drafter 'stand'"
+            f"tokens; hashes {hashes}; {shown}); use a draft of the same family, or drafter "
+            "'cross_vocab'"
         )

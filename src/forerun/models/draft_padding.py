@@ -43,7 +43,7 @@ class PaddedRunner:
 
         views = {seq: self._view(seq) for seq, _ in requests}
         rows = self.inner.rows_at([(views[seq], self._known(path)) for seq, path in requests])
-        return F.pad(rows, (0, self.vocab_size - rows.shape[1]), value=float("-inf"))
+        return F.pad(rows, (0, self.vocab_size - self.inner.vocab_size), value=float("-inf"))
 
     def hidden_at(self, seq: Sequence, path: Path) -> Tensor:
         """As `Runner.hidden_at`."""

@@ -32,6 +32,7 @@ ACTIVATION_NAMES = {
     "gelu_fast": GELU_TANH,
     "relu": "relu",
 }
+HEAD_SIZE = "draft_vocab_size"  # config field of a reduced head, as vLLM names it
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -56,6 +57,8 @@ def plan_for(config: Any, context: int | None = None) -> Plan:
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("the checkpoint is quantised")
     c = FAMILIES[name](config, context)
+    if (head_size := vars(config).get(HEAD_SIZE)) is not None:
+        c = replace(c, head_size=head_size)
     check_decoder(c)
     pieces = dict(gpt2_pieces(c) if name == "gpt2" else llama_pieces(c, name))
     return Plan(c, shapes(c), pieces)

@@ -14,7 +14,7 @@ import torch
 from forerun.errors import CapacityError, ConfigError, ModelError, in_a_line
 from forerun.models import torchao
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
-from forerun.models.families import Plan, Unsupported, plan_for
+from forerun.models.families import HEAD_SIZE, Plan, Unsupported, plan_for
 from forerun.models.paths import (
     StoredConfig,
     check_config,
@@ -48,13 +48,15 @@ def load_target(
     context: int | None = None,
     weights: str = "auto",
     graphs: bool = True,
+    is_draft: bool = False,
 ) -> Target:
     """A Target for a folder, a hub id or a loaded transformers model.
 
     dtype: bf16, fp16, fp32, or a torch dtype; "auto" is the checkpoint's. device: "auto" is CUDA if
     available. context: max sequence length, at most the model's own. weights: "int8" has a scale
     per output; on a CPU "int8:128" has one per 128 inputs; on a GPU also "fp8" and "int4".
-    graphs: False runs all passes on torch on a GPU. Our decoder runs the families that it
+    graphs: False runs all passes on torch on a GPU. is_draft: the model may have a reduced head, so
+    its logits are those of some tokens only. Our decoder runs the families that it
     supports, transformers the rest. Raises ModelError with the cause.
     """
     dtype = dtype_name(dtype)
@@ -90,6 +92,11 @@ def load_target(
         decoder = load_decoder(plan, files, kind, where, rounding)
         decoder.update_weights = partial(update_decoder, decoder, plan, rounding=rounding)
     except Unsupported as reason:
+        if check_config(folder).get(HEAD_SIZE) is not None:
+            raise ModelError(
+                f"{path_or_model} has a reduced head, which only forerun's decoder runs, and that "
+                f"does not run this model ({reason}); use the model before the head was reduced"
+            ) from reason
         if rounding != UNQUANTIZED:
             raise ModelError(
                 f"{path_or_model} cannot be held in {rounding.bits} bits, since transformers runs "
@@ -102,6 +109,12 @@ def load_target(
         options = {"max_seqs": max_seqs, "context": context}
         check_files(folder, DTYPES.get(dtype), where)
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
+    if decoder.head_map is not None and not is_draft:
+        raise ModelError(
+            f"{path_or_model} has a head for {decoder.config.head_size:,} of its "
+            f"{decoder.config.vocab_size:,} tokens, so it can only draft; use it as drafter "
+            "draft_model:model=..."
+        )
     runner = ModelRunner(decoder, max_seqs=max_seqs, context=context, graphs=graphs)
     warn_of_context(runner, context or min(runner.context, USUAL_TOKENS))
     return runner

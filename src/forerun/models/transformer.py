@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, Norm, PlainMLP, RMSNorm
 from forerun.models.rope import Rope
+
+if TYPE_CHECKING:
+    from forerun.models.vocab_map import VocabMap
 
 Attend = Callable[[int, Tensor], Tensor]  # (layer, qkv [R, H + 2 KV, D]) -> [R, H D]
 
@@ -72,11 +76,17 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     is_tied: bool = False
+    head_size: int = 0  # rows of a head reduced to some tokens; 0: all tokens
     moe: Moe | None = None
     # pruned models: sizes per layer, empty if all are equal; the fields above hold the largest
     layer_heads: tuple[int, ...] = ()
     layer_kv_heads: tuple[int, ...] = ()
     layer_mlp_sizes: tuple[int, ...] = ()
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of the head."""
+        return self.head_size or self.vocab_size
 
     @property
     def num_lanes(self) -> int:
@@ -137,7 +147,9 @@ class Transformer:
         norm: RMSNorm | LayerNorm,
         head: Linear,
         positions: Tensor | None = None,  # [context, d], learned
+        head_map: VocabMap | None = None,  # the token of each row of a reduced head
     ) -> None:
+        self.head_map = head_map
         self.config, self.layers, self.norm, self.head = config, layers, norm, head
         self.embed, self.positions = embed, positions
         self.version = 0  # counts updates of the weights
@@ -208,7 +220,7 @@ class Transformer:
         return self._added(x, h if layer.post_mlp_norm is None else layer.post_mlp_norm(h))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, V] of hidden rows [n, d]."""
+        """Logits [n, num_logits] of hidden rows [n, d]."""
         logits = self.head(hidden)
         if self.config.logit_divisor != 1:
             logits = logits.div_(self.config.logit_divisor)

@@ -56,7 +56,7 @@ def shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     if not c.ropes:
         out["positions"] = (c.context, d)
     if not c.is_tied:
-        out["head.weight"] = (c.vocab_size, d)
+        out["head.weight"] = (c.num_logits, d)
     out |= _norm_shapes(c, "norm", d)
     for i in range(c.num_layers):
         for name, shape in _layer_shapes(c, i):

@@ -51,6 +51,7 @@ class ModelRunner(Runner):
         c = model.config
         self.model, self.graphs = model, graphs
         self.vocab_size, self.num_layers = c.vocab_size, c.num_layers
+        self.head_map = model.head_map  # of a reduced head: its logits are those of some tokens
         self.context = min(context or c.context, c.context)
         self.cache: Cache = Cache(
             c.num_layers,

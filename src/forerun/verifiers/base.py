@@ -15,11 +15,12 @@ from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.sampling import argmax
-from forerun.core.tree import IID, SWOR, Proposal, Tree, TreeBuilder
+from forerun.core.tree import IID, LAZY, SWOR, LazyProposal, Proposal, Tree, TreeBuilder
 from forerun.errors import ConfigError, LawError
 from forerun.utils.jit import kernel
 from forerun.utils.renamed import renamed
 
+ALL_LABELS = frozenset({"point", "iid", "swor", "lazy"})  # of rules that read q token by token
 NO_MASS = 1e-12  # a residual with less mass than this share is rounding error
 STRICT = __debug__  # invalid drafts raise; under `python -O` they are rejected with a warning
 EMITTED = -1  # a kernel's result if no child was accepted
@@ -83,16 +84,22 @@ def reject_recursively(
     while True:
         p = laws[node].astype(np.float64)
         check_mass(p.sum(), len(kept))
-        for child in tree.children(node):
+        children = tree.children(node)
+        for child in children:
             if why := draft_error(tree, child, len(p)):
                 reject_invalid(why)
                 return Verdict(kept, dice.choice(p))
-            q, x = tree.proposal(child, len(p)), tree.tokens[child]
-            if dice.coin(min(1.0, relax(p[x]) / q[x])) or accept_anyway(child):
+            x, is_last = tree.tokens[child], child == children[-1]
+            lazy = tree.lazy[child] if tree.lazy and is_last else None
+            q = tree.proposal(child, len(p)) if lazy is None else None
+            q_x = q[x] if lazy is None else lazy.prob(int(x))  # type: ignore[index]
+            if dice.coin(min(1.0, relax(p[x]) / q_x)) or accept_anyway(child):
                 node = child
                 kept.append(child)
                 break
-            p = residual(p, q)
+            if lazy is not None:
+                return Verdict(kept, draw_residual(p, lazy, dice))
+            p = residual(p, q)  # type: ignore[arg-type]
         else:
             return Verdict(kept, dice.choice(p))
 
@@ -104,12 +111,33 @@ def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return left / mass if mass > NO_MASS else p
 
 
+def draw_residual(p: np.ndarray, q: LazyProposal, dice: Dice) -> int:
+    """A draw from norm[(p - q)+] by thinning, which needs q only of the tokens that p draws.
+
+    A token x drawn from an envelope e >= (p - q)+, at first p, is kept with probability
+    (p(x) - q(x))+ / e(x). Otherwise e(x) becomes (p(x) - q(x))+. Every kept token has the wanted
+    distribution, whatever e is, and no q(x) is read twice.
+    """
+    envelope, least = p.copy(), NO_MASS * p.sum()
+    while envelope.sum() > least:
+        x = dice.choice(envelope)
+        left = max(p[x] - q.prob(x), 0.0)
+        if dice.coin(min(left / envelope[x], 1.0)):
+            return x
+        envelope[x] = left
+    return dice.choice(p)  # p = q up to rounding, where a rejection has probability 0
+
+
 def draft_error(tree: Tree, node: int, vocab: int) -> str | None:
     """What is wrong with the q that a node claims to be drawn from; None if it is valid."""
     token, q = int(tree.tokens[node]), tree.q(node)
     ids = tree.tokens[node : node + 1] if q is None else q.ids
     if len(outside := ids[(ids < 0) | (ids >= vocab)]):
         return f"the tree or its q holds token {outside[0]}, of {vocab} tokens"
+    if tree.laws[node] == LAZY:
+        lazy = tree.lazy[node]
+        is_drawn = lazy is not None and lazy.prob(token) > 0
+        return None if is_drawn else f"node {node} holds token {token} with q = 0: drafter bug"
     if q is None:
         return None
     mass = q.probs.sum()
@@ -191,7 +219,7 @@ class KernelVerifier(Verifier):
     def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if laws.sampling.is_greedy:
             return follow_argmax(tree, laws)
-        if not isinstance(dice, SeededDice):
+        if tree.lazy or not isinstance(dice, SeededDice):
             return self.verify_reference(tree, laws, dice)
         flat, uniforms = arrays(tree), dice.peek(2 * len(tree) + 1)
         node, used, kept = -1, 0, list[int]()

@@ -13,11 +13,13 @@ from forerun.core.roles import Verifier
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
 from forerun.errors import ConfigError
-from forerun.verifiers.base import follow_argmax
+from forerun.verifiers.base import ALL_LABELS, follow_argmax
 
 
 class Greedy(Verifier):
     """No softmax and no random number; for greedy requests only."""
+
+    judges = ALL_LABELS
 
     def check(self, sampling: Sampling) -> None:
         if not sampling.is_greedy:

@@ -12,10 +12,13 @@ from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.tree import Tree
+from forerun.verifiers.base import ALL_LABELS
 
 
 class Match(Verifier):
     """One draw per visited node."""
+
+    judges = ALL_LABELS
 
     def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         node = -1

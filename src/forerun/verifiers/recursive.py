@@ -16,11 +16,13 @@ from forerun.core.logits import TargetProbs
 from forerun.core.records import Verdict
 from forerun.core.roles import Verifier
 from forerun.core.tree import Tree
-from forerun.verifiers.base import reject_recursively
+from forerun.verifiers.base import ALL_LABELS, reject_recursively
 
 
 class Recursive(Verifier):
     """Dense, in float64, O(V) for every child tried."""
+
+    judges = ALL_LABELS
 
     def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         return reject_recursively(tree, laws, dice)

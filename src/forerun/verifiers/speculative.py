@@ -17,7 +17,7 @@ from forerun.core.logits import TargetProbs
 from forerun.core.records import FLOAT32, Verdict
 from forerun.core.tree import EMPTY, Tree
 from forerun.verifiers._rejection import judge_node, scratch_ends, walk
-from forerun.verifiers.base import KernelVerifier, arrays, reject_recursively
+from forerun.verifiers.base import ALL_LABELS, KernelVerifier, arrays, reject_recursively
 
 NO_NODES = np.empty(0, np.int32)
 
@@ -30,6 +30,8 @@ class Speculative(KernelVerifier):
     Not thread-safe.
     """
 
+    judges = ALL_LABELS
+
     def __init__(self, *, tensors: bool | None = None) -> None:
         super().__init__()
         self.tensors = tensors
@@ -38,7 +40,7 @@ class Speculative(KernelVerifier):
         return judge_node(p, *more)
 
     def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
-        if not isinstance(dice, SeededDice):
+        if tree.lazy or not isinstance(dice, SeededDice):
             return super().verify(tree, laws, dice)
         logits = laws.unshaped()
         if logits is None:
@@ -88,7 +90,9 @@ class Speculative(KernelVerifier):
         if not is_on_device:
             return super().verify_all(trees, laws, dice)
         there = [
-            i for i, law in enumerate(laws) if law.has_tensors and isinstance(dice[i], SeededDice)
+            i
+            for i, law in enumerate(laws)
+            if law.has_tensors and isinstance(dice[i], SeededDice) and not trees[i].lazy
         ]
         if not there:
             return super().verify_all(trees, laws, dice)

@@ -179,7 +179,7 @@ class OneRow(FewRows):
 
     def __init__(self, model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> None:
         super().__init__(model, cache, shape, described)
-        size, place = model.config.vocab_size, model.device
+        size, place = model.config.num_logits, model.device
         self.out = torch.zeros(1, size, dtype=torch.float32, device=place)
 
     def __call__(self) -> tuple[Tensor, Tensor]:

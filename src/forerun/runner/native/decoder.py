@@ -100,7 +100,7 @@ class NativeDecoder:
         self._work = Pass(  # fields that are the same in all passes
             wide_stride=c.hidden_size,
             act_stride=row_stride(max(c.hidden_size, c.num_heads * c.head_dim, c.mlp_size)),
-            logit_stride=-(-c.vocab_size // LANES) * LANES,
+            logit_stride=-(-c.num_logits // LANES) * LANES,
         )
 
     def __call__(
@@ -153,7 +153,7 @@ class NativeDecoder:
         )
         self._threads.took(num)
         hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
-        return hidden, rows.logits[:, : c.vocab_size]
+        return hidden, rows.logits[:, : c.num_logits]
 
     def can_run(self, works: Many[DetailedWork], request: PassRequest) -> bool:
         """Whether `rows_of` supports a detailed pass: a range of layers, a tap after the last."""

@@ -37,7 +37,7 @@ def test_the_whole_recipe(tmp_path: Path, texts: Path) -> None:
     model = forerun.load(out / "target")
     drafter = f"draft_model:model={out / 'draft'}"
     result = model.generate("the cat", max_new_tokens=5, drafter=drafter)
-    assert 0 < len(result[0].tokens) <= 5
+    assert 0 < len(result[0].samples[0].tokens) <= 5
 
 
 def test_other_texts_are_refused_on_resume(tmp_path: Path, texts: Path) -> None:

@@ -16,6 +16,7 @@ from forerun.errors import ConfigError, DataError
 from forerun.tasks.reasoning import ReasoningTask
 from forerun.training import problems
 from forerun.training.evaluate import entropies, evaluate, load, measure_tau, read_solved
+from forerun.training.language_model import train_together
 from forerun.training.plans import NAME
 from forerun.training.recipes import reasoner
 from forerun.training.recipes.reasoner import Reasoner
@@ -126,7 +127,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     for folder, recipe in recipes.items():
         settled = recipe.settled(folder, resume=False)
         settled.data(folder).make(1)
-        assert reasoner.train_model(settled, folder, "draft").step == 2
+        assert train_together(settled, folder, "draft").step == 2
     found = [torch.load(folder / "draft.pt", weights_only=True) for folder in recipes]
     assert found[0]["progress"]["tokens"] == found[1]["progress"]["tokens"]
     for name, p in found[0]["parameters"].items():

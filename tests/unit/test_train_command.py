@@ -72,7 +72,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
     saved = torch.load(out / "reasoner.pt", weights_only=True)
     assert saved["progress"]["step"] == 3
     (out / "reasoner.pt").rename(tmp_path / "saved.pt")
-    _, loop = reasoner.prepare(reasoner.Reasoner(**options), out, "reasoner")
+    _, loop = reasoner.Reasoner(**options).prepare(out, "reasoner")
     batches = loop.recipe.batches(0)
     for _ in range(3):
         loop.step(next(batches), loop.spent())
@@ -173,7 +173,7 @@ def test_bad_input_is_one_line_and_status_2(args, capsys, tmp_path, monkeypatch)
 def test_no_option_is_below_its_minimum_in_python_either():
     for name in registry.names("recipe"):
         cls = registry.get("recipe", name)
-        given = {"passages": Path("x")} if name == "seal" else {}
+        given = {"seal": {"passages": Path("x")}, "workbench": {"data": Path("x")}}.get(name, {})
         for option, least in cls.minimums.items():
             with pytest.raises(ConfigError, match=f"{option} must be at least {least}"):
                 cls(**given | {option: least - 1})

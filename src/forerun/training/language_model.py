@@ -1,17 +1,21 @@
-"""Next-token prediction of causal language models, and small Llama models to train."""
+"""Next-token prediction of causal language models: small Llama models, and their training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from .data import Batches, Micro
+from .loop import Loop, LoopOptions, Progress
 from .losses import cross_entropy
+from .processes import process_group
+from .progress import Watch, silent, step_note
 from .renamed import refuse
 
 EAGER_WIDTH = 320  # tokens; up to here eager attention trains faster than SDPA on a CPU
@@ -80,6 +84,42 @@ class LanguageModel:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters of the model by name; tied parameters once."""
         return dict(self.model.named_parameters())
+
+
+def loop_of(
+    model: PreTrainedModel, batches: Batches, options: LoopOptions, device: str, checkpoint: Path
+) -> Loop:
+    """The training loop of a model, in the state of its last checkpoint."""
+    torch.nn.Module.to(model, device)
+    loop = Loop(LanguageModel(model, batches), options, torch.device(device), checkpoint)
+    loop.resume()
+    return loop
+
+
+class TrainsModels(Protocol):
+    """A recipe that trains several models, each in `processes` processes."""
+
+    @property
+    def processes(self) -> int:
+        """Number of training processes."""
+        ...
+
+    def prepare(self, out: Path, name: str) -> tuple[PreTrainedModel, Loop]:
+        """A model and its training loop, in the state of the last checkpoint."""
+        ...
+
+
+def train_together(recipe: TrainsModels, out: Path, name: str, watch: Watch = silent) -> Progress:
+    """Trains one model of a recipe to the end of its budget, from its checkpoint if it has one."""
+    with process_group(recipe.processes, _train_along, (recipe, out, name)):
+        _, loop = recipe.prepare(out, name)
+        loop.on_step = lambda progress: watch(name, *step_note(progress, loop.spent()))
+        return loop.run()
+
+
+def _train_along(recipe: TrainsModels, out: Path, name: str) -> None:
+    """The work of the other processes."""
+    recipe.prepare(out, name)[1].run()
 
 
 __getattr__ = refuse(__name__, {"LanguageModelRecipe": "LanguageModel(model, batches)"})

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from transformers import PreTrainedModel
 
 from forerun.controllers.fixed import Fixed
@@ -27,12 +26,11 @@ from forerun.training import plans
 from forerun.training.data import Batches
 from forerun.training.evaluate import Report, evaluate, measure_tau
 from forerun.training.export import save
-from forerun.training.language_model import LanguageModel, Size, build_model
-from forerun.training.loop import Loop, LoopOptions, Progress
+from forerun.training.language_model import Size, build_model, loop_of, train_together
+from forerun.training.loop import Loop, LoopOptions
 from forerun.training.model_card import reasoner_facts, write_card
 from forerun.training.problems import Problems
-from forerun.training.processes import process_group
-from forerun.training.progress import Watch, counted, silent, step_note
+from forerun.training.progress import Watch, counted, silent
 from forerun.training.recipes.base import Recipe
 from forerun.training.renamed import refuse
 from forerun.utils.files import write_atomically
@@ -106,8 +104,8 @@ class Reasoner(Recipe):
         data, progress = recipe.data(out), {}
         data.make(self.threads, counted(watch, "data", "shards"))
         for name in SIZES:
-            progress[name] = train_model(recipe, out, name, watch)
-            model = prepare(replace(recipe, device="cpu"), out, name)[0]
+            progress[name] = train_together(recipe, out, name, watch)
+            model = replace(recipe, device="cpu").prepare(out, name)[0]
             save(model, out / name, tokenizer=data.tokenizer())
         name_companion(out / "reasoner", "../draft")
         self.reports = {}
@@ -151,42 +149,25 @@ class Reasoner(Recipe):
         """The training data."""
         return Problems(out, self.seed, self.problems, MIX, self.tokenizer_problems, VOCAB, CONTEXT)
 
-
-def train_model(recipe: Reasoner, out: Path, name: str, watch: Watch = silent) -> Progress:
-    """Trains one of the two models to the end of its budget, from its checkpoint if it has one."""
-    with process_group(recipe.processes, _train_along, (recipe, out, name)):
-        _, loop = prepare(recipe, out, name)
-        loop.on_step = lambda progress: watch(name, *step_note(progress, loop.spent()))
-        return loop.run()
-
-
-def prepare(recipe: Reasoner, out: Path, name: str) -> tuple[PreTrainedModel, Loop]:
-    """One of the two models and its training loop, in the state of the last checkpoint."""
-    data, device = recipe.data(out), torch.device(recipe.device)
-    tokenizer = data.tokenizer()
-    model: PreTrainedModel = build_model(SIZES[name], tokenizer, recipe.seed)
-    torch.nn.Module.to(model, device)
-    batches = Batches(
-        data.documents(),
-        budget=recipe.micro_tokens,
-        accumulate=recipe.micro_batches,
-        pad=tokenizer.pad_token_id,
-        seed=recipe.seed,
-    )
-    options = LoopOptions(
-        minutes=recipe.minutes if name == "reasoner" else recipe.draft_minutes,
-        max_steps=recipe.max_steps,
-        decay_share=0.4,
-        seed=recipe.seed,
-    )
-    loop = Loop(LanguageModel(model, batches), options, device, out / f"{name}.pt")
-    loop.resume()
-    return model, loop
-
-
-def _train_along(recipe: Reasoner, out: Path, name: str) -> None:
-    """The work of the other processes."""
-    prepare(recipe, out, name)[1].run()
+    def prepare(self, out: Path, name: str) -> tuple[PreTrainedModel, Loop]:
+        """One of the two models and its training loop, in the state of the last checkpoint."""
+        data = self.data(out)
+        tokenizer = data.tokenizer()
+        batches = Batches(
+            data.documents(),
+            budget=self.micro_tokens,
+            accumulate=self.micro_batches,
+            pad=tokenizer.pad_token_id,
+            seed=self.seed,
+        )
+        options = LoopOptions(
+            minutes=self.minutes if name == "reasoner" else self.draft_minutes,
+            max_steps=self.max_steps,
+            decay_share=0.4,
+            seed=self.seed,
+        )
+        model = build_model(SIZES[name], tokenizer, self.seed)
+        return model, loop_of(model, batches, options, self.device, out / f"{name}.pt")
 
 
 def examine(recipe: Reasoner, out: Path, name: str, step: int, watch: Watch) -> Report:

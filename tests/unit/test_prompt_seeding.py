@@ -148,6 +148,17 @@ def test_every_request_with_a_memory_of_its_own_copies_its_prompt() -> None:
         assert top(drafter, seq, [0, 1]) == {2: 1.0}
 
 
+def test_a_wide_memory_holds_no_copied_prompt() -> None:
+    drafter = Stand(copy_prompt=True, scope="tenant")
+    drafter.bind(FakeTarget(table_law(1)))
+    seq = sequence([0, 1, 2])
+    drafter.start(seq)
+    assert top(drafter, seq, [0, 1]) == {2: 1.0}
+    assert drafter.snapshot().counts["tokens"] == 0
+    assert not len(drafter.snapshot().arrays["keys"].nonzero()[0])
+    assert top(drafter, sequence([3, 0, 1], group="other"), [0, 1]) == {}
+
+
 @pytest.mark.parametrize("length", [1, 2])
 def test_short_prompts_are_copied_too(length: int) -> None:
     drafter = Stand(copy_prompt=True)

@@ -240,7 +240,10 @@ class Stand(PerSequence, Persistent):
             self._memories.teach(memory, seq.tokens, at, rows)
 
     def _copy(self, seq: Sequence) -> None:
-        """Learns every prompt token but the first, with probability 1 after the tokens before."""
+        """Learns every prompt token but the first, with probability 1 after the tokens before.
+
+        Only the sequence's own memory does: wider ones and their files hold no prompts.
+        """
         prompt = np.array(seq.tokens[: seq.num_prompt], np.int32)
         if len(prompt) < 2:
             return
@@ -250,9 +253,8 @@ class Stand(PerSequence, Persistent):
         probs = np.zeros((count, self.entries), np.float32)
         ids[:, 0], probs[:, 0] = prompt[1:], 1.0
         self._memories.enlarge(memory, count)
-        memory.learn(
-            memory.context(seq.tokens[:1]), points(prompt[1:-1], nodes[:-1]), nodes, ids, probs
-        )
+        text, root = points(prompt[1:-1], nodes[:-1]), memory.context(seq.tokens[:1])
+        memory.learn(root, text, nodes, ids, probs, shares=False)
 
     def _learns_model(self, seq: Sequence) -> bool:
         return seq.sampling.is_greedy or self._memories.stores_model(seq)

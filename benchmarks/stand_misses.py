@@ -73,6 +73,8 @@ DRAFTERS = (
     "stand:entries=20",
     "stand:scope=tenant",
     "stand:seed_from_prompt=true",
+    "stand:copy_prompt=true",
+    "stand:copy_prompt=true,scope=tenant",
     "suffix",
     "fuse:parts=suffix+stand",
     "fuse:parts=prompt_lookup+stand",
@@ -148,20 +150,23 @@ def halves(path: Path, per_category: int) -> dict[str, list[Question]]:
     return found
 
 
-def prompts(model: Model, questions: list[Question]) -> Iterator[tuple[str, list[int]]]:
-    """Category and token ids of each question's first turn, in chat form where there is one."""
+def prompts(
+    model: Model, questions: list[Question], tokens: int
+) -> Iterator[tuple[str, list[int]]]:
+    """Category and ids of each question's first turn, cut on the left to leave room for answers."""
+    room = model.target.context - tokens
     for question in questions:
         try:
             ids = model.tokenizer.chat(question.turns[0])
         except TemplateError:  # a base model
             ids = model.tokenizer.encode(question.turns[0] + "\n\n")
-        yield question.group, ids
+        yield question.group, ids[-room:]
 
 
 def record(model: Model, questions: list[Question], options: argparse.Namespace) -> list[Recorded]:
     """The answers of a model without drafts, all answers to a prompt at once."""
     found = []
-    for at, (category, ids) in enumerate(prompts(model, questions)):
+    for at, (category, ids) in enumerate(prompts(model, questions, options.tokens)):
         answers = [Answer() for _ in range(options.answers)]
 
         def keep(step: Step, answers: list[Answer] = answers) -> None:

@@ -170,6 +170,11 @@ RUNS = (
         (r"don_quixote:", r"plain +0.00", r"floored +1.00", r"paper +1.00"),
     ),
     Run(
+        "stand_misses",
+        "--models reasoner --answers 2 --tokens 8 --data-dir {data} --drafters stand suffix",
+        (r"\| `stand` \| 16 \|", r"\| `suffix` \| 16 \|", r"\| all \|"),
+    ),
+    Run(
         "start",
         "--models reasoner --warm 1",
         (r"\| reasoner \| cold \|", r"\| reasoner \| warm \|", r"read reasoner:"),

@@ -6,7 +6,8 @@
 
 Parts, the most important first. Each runs in its own process with its own time limit:
 
-    correctness  passes of every shape class, and verdicts on the device, against torch in fp32
+    correctness  passes of every shape class and verdicts on the device against torch in fp32;
+                 whole texts against transformers, and with drafts against without
     passes       read and copy limits; c(N) for 1 to 128 rows at 1B and 8B, with graphs and without
     decoding     plain, stand, auto at the reasoner padded to 1B, compared with transformers
     hosttime     where the time of a step goes: lines, Python functions, a trace

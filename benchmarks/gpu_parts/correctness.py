@@ -1,4 +1,4 @@
-"""(a) Passes of every shape class against torch in fp32, and verdicts on the device.
+"""(a) Passes of every shape class against torch in fp32, verdicts on the device, whole texts.
 
 The reference is torch in fp32 on the same weights and keys. Two numbers are compared with it: the
 error of our pass, and that of torch's pass in the model's number type. Ours may be 1.5 times
@@ -18,11 +18,13 @@ from torch import Tensor
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
 from forerun.models.transformer import DecoderConfig
 from forerun.runner.gpu.graphs import GraphDecoder
 from forerun.runner.model_runner import ModelRunner
 
+from . import texts
 from .models import config, fill, on_graphs, on_torch, random_decoder, text, tree, wait, widened
 from .report import OutOfTime, Report
 from .setting import Setting
@@ -49,7 +51,7 @@ class Family:
 
 
 def run(report: Report, setting: Setting) -> None:
-    """Every family through every shape, then the verdicts."""
+    """Every family through every shape, then the verdicts, then whole texts."""
     families, shapes = cases(setting)
     failed = 0
     for family in families:
@@ -62,9 +64,11 @@ def run(report: Report, setting: Setting) -> None:
             traceback.print_exc()
             report.add(f"passes, {family.name}", f"{type(fault).__name__}: {fault}"[:200], most=0)
             failed += 1
+    report.add("families that differ from torch", failed, most=0)
     report.check()
     verdicts(report, setting)
-    report.add("families that differ from torch", failed, most=0)
+    sampling_laws(report, setting)
+    texts.run(report, setting)
 
 
 def cases(setting: Setting) -> tuple[list[Family], list[Shape]]:
@@ -202,6 +206,29 @@ def verdicts(report: Report, setting: Setting) -> None:
             accepted += len(one.nodes)
     note = f"{num} trees, {accepted} tokens accepted, vocabulary {vocab}"
     report.add("verdicts that differ from the host's", differ, "trees", most=0, note=note)
+
+
+SAMPLINGS = (
+    Sampling(temperature=0.6, top_k=20, top_p=0.95),
+    Sampling(temperature=0.8, top_p=0.9),
+    Sampling(temperature=1.0, min_p=0.05),
+)
+
+
+def sampling_laws(report: Report, setting: Setting) -> None:
+    """Truncated distributions computed on the device against those of the host, row by row."""
+    from forerun.verifiers._gpu_law import probabilities
+
+    vocab, rows = (200, 4) if setting.is_smoke else (128_256, 16)
+    chance = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(rows, vocab, generator=chance)
+    worst = 0.0
+    for chosen in SAMPLINGS:
+        found = probabilities(logits.to(setting.device), chosen).cpu().numpy()
+        for row, given in zip(found, logits.numpy(), strict=True):
+            worst = max(worst, float(np.abs(row - to_probs(given, chosen)).sum()) / 2)
+    note = f"{rows} rows with {vocab} tokens; top-k, top-p, min-p"
+    report.add("sampling laws on the device: largest total variation", worst, most=1e-4, note=note)
 
 
 class Given(dict):  # type: ignore[type-arg]

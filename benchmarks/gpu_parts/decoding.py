@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -72,14 +73,19 @@ def run(report: Report, setting: Setting) -> None:
 
 
 def loaded(setting: Setting) -> Model:
-    """Our model on its graphs; in a smoke run Triton's interpreter runs their kernels."""
+    """The padded reasoner on graphs."""
+    return on_graphs(setting.model, setting, "fp16" if setting.is_smoke else "bf16")
+
+
+def on_graphs(folder: Path, setting: Setting, dtype: str) -> Model:
+    """A model on graphs; in a smoke run Triton's interpreter runs their kernels."""
     if not setting.is_smoke:
-        return forerun.load(str(setting.model), device="cuda", dtype="bf16", max_seqs=16)
+        return forerun.load(str(folder), device="cuda", dtype=dtype, max_seqs=16)
     from forerun.models import layers
     from forerun.runner.gpu.graphs import GraphDecoder
 
     layers.can_pack, layers.HAS_BLOCKED = lambda _: False, False  # weights as a GPU holds them
-    model = forerun.load(str(setting.model), device="cpu", dtype="fp16", max_seqs=4)
+    model = forerun.load(str(folder), device="cpu", dtype=dtype, max_seqs=4)
     model.target.decode = GraphDecoder(model.target.model)  # type: ignore[attr-defined]
     model.target.cost = model.target.curve = Cost((1, 65), (0.01, 0.02))  # measuring takes minutes
     return model

@@ -50,14 +50,19 @@ def tiny_model(folder: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from forerun.assets import embedded
-
-    source = Path(embedded("reasoner"))
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 768}
     config = Qwen3Config(**sizes, max_position_embeddings=512, eos_token_id=1, pad_token_id=0)
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(folder)
+    copy_tokenizer(folder)
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """The reasoner's tokenizer for another model."""
+    from forerun.assets import embedded
+
+    source = Path(embedded("reasoner"))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(source / name, folder / name)
 

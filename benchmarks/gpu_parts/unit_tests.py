@@ -11,7 +11,14 @@ from .report import Report
 from .setting import Setting
 
 ROOT = Path(__file__).parents[2]
-FILES = ("test_gpu_kernels.py", "test_gpu_passes.py", "test_tensor_walk.py")
+FILES = (
+    "test_device_copy.py",
+    "test_gpu_kernels.py",
+    "test_gpu_passes.py",
+    "test_gpu_torchao.py",
+    "test_tensor_law.py",
+    "test_tensor_walk.py",
+)
 QUICK = ("test_gpu_layout.py",)  # of a smoke run
 COUNT = re.compile(r"(\d+) (passed|failed|error)")
 

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Any
 from forerun import registry
 from forerun.assets import as_problem, is_embedded
 from forerun.constraints._penalties import Adjust
+from forerun.constraints._request import RequestConstraint, prepared, record_allowed_mass
+from forerun.constraints.asap import AsapMemory
+from forerun.constraints.base import Constraint
 from forerun.core.mixins import is_kept
 from forerun.core.records import Step
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
-from forerun.core.sampling import Sampling
+from forerun.core.sampling import Sampling, check_samples
 from forerun.engine.engine import Engine, check_pair
 from forerun.engine.generation import Event, Run, Sample, record_logprobs
 from forerun.engine.requests import (
     Prompts,
     Samplings,
+    as_many,
     as_prompts,
     check_batch,
     check_numbers,
@@ -40,8 +44,10 @@ from forerun.models.remote_code import trusting
 from forerun.models.token_bounds import TokenBounds
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.utils import jit_cache
+from forerun.verifiers.weighted import Weighted
 
 if TYPE_CHECKING:
+    from forerun.state.asap_file import AsapFile
     from forerun.state.drafter_files import MemoryFile
 
 log = logging.getLogger("forerun")
@@ -76,6 +82,8 @@ class Model:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
         self._constraints: dict[str, Shaper] = {}
+        self.asap = AsapMemory()  # what constraint_sampling="asap" learned
+        self._keeps_asap = False  # whether seeded runs use it too: it is kept in a file
         self._making = Lock()  # each drafter is made once
         self._with_files: set[str] = set()  # drafters with a memory file
         self._weights_version = getattr(target, "weights_version", 0)
@@ -90,6 +98,7 @@ class Model:
         An exception has the finished samples in its attribute `samples`.
         """
         run = self.run(prompts, sampling, **options)
+        check_samples(run.samplings, "iterate over model.run(...), which keeps no samples")
         samples: list[Sample] = []
         try:
             for sample in run:
@@ -161,24 +170,36 @@ class Model:
         tenant: owner of the prompts; drafter state is separate for each tenant.
         numbers: indices of the prompts in a larger batch, which select their random streams.
         overrides: fields of Sampling, such as n=16.
+        With `constraint_sampling="smc"` each sample is drawn from particles of its own.
         """
         check_overrides(overrides, ("drafter", "verifier", "controller", "constraint", "batch"))
         check_batch(batch)
         check_tenant(tenant)
         texts = as_prompts(prompts)
         self._check_form(texts)
-        given = sampling_per_prompt(sampling, len(texts), overrides)
+        named = as_many("constraint", constraint, str | Shaper)
+        asked = [*as_many("shapers", shapers, Shaper), *map(self.constraint, named)]
+        requests = sampling_per_prompt(sampling, len(texts), overrides)
+        given = self._constrained(requests, asked)
         check_numbers(numbers, len(texts))
+        if any(one.constraint_sampling == "smc" for one in given):
+            how: dict[str, Any] = {"drafter": drafter, "verifier": verifier}
+            how |= {"controller": controller, "constraint": constraint, "shapers": shapers}
+            how |= {"batch": batch, "tenant": tenant, "numbers": numbers, "on_step": on_step}
+            search: Any = registry.get("search", "particles")()
+            return search.runs(self, texts, requests, how)
         recorder = Recorder()
         listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
         if any(one.logprobs is not None for one in given):
             listeners.insert(0, record_logprobs)
+        if any(one.allowed_mass for one in given):
+            listeners.insert(0, record_allowed_mass)
         self._drop_stale_drafters()
         chosen = self.drafter(drafter)
-        single = isinstance(constraint, str | Shaper)
-        named = [constraint] if single else constraint  # type: ignore[list-item]
-        shapers = [*shapers, *map(self.constraint, named)]  # type: ignore[arg-type]
-        engine = self._engine(chosen, verifier, controller, shapers, listeners, batch)
+        shapers = [one for one in asked if not isinstance(one, Constraint)]
+        is_tested = any(one.constraint_sampling == "awrs" for one in given)
+        rule = self._rule(verifier, is_tested)
+        engine = self._engine(chosen, rule, controller, shapers, listeners, batch)
         run = Run(
             self,
             engine,
@@ -192,6 +213,16 @@ class Model:
         with self.target.lock:
             run.fit(warns=batch is not None)
         return run
+
+    def _constrained(self, given: list[Sampling], shapers: Many[Shaper]) -> list[Sampling]:
+        """The sampling parameters, with the constraints among `shapers` added to each."""
+        vocab = self.target.vocab_size
+        hard = [one.bind(self.tokenizer, vocab) for one in shapers if isinstance(one, Constraint)]
+        unseeded, seeded = self.asap, self.asap if self._keeps_asap else AsapMemory()
+        return [
+            prepared(one, hard, self.tokenizer, vocab, unseeded if one.seed is None else seeded)
+            for one in given
+        ]
 
     def _drop_stale_drafters(self) -> None:
         """After a weight update, drops what drafters learned from the old weights.
@@ -220,24 +251,12 @@ class Model:
                 "nonsense; use model.chat(text), or load another model"
             )
 
-    def _engine(
-        self,
-        drafter: Drafter,
-        verifier: str | Verifier,
-        controller: str | Controller,
-        shapers: Many[Shaper],
-        listeners: Many[Callable[[Step], None]],
-        batch: int | None,
-    ) -> Engine:
-        """An engine of these parts, with compiled kernels."""
-        rule, planner = verifier, controller
+    def _rule(self, verifier: str | Verifier, is_tested: bool) -> Verifier:
+        """The verifier of a name; is_tested: with AWRS for the requests that ask for it."""
+        rule = verifier
         if isinstance(rule, str):
             rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
-        if isinstance(planner, str):
-            planner = registry.make("controller", planner)
         _check_role("verifier", rule, Verifier)
-        _check_role("controller", planner, Controller)
-        check_pair(drafter, rule)
         if not rule.lossless and name_of(rule) not in self._warned_verifiers:
             self._warned_verifiers.add(name_of(rule))
             log.warning(
@@ -246,6 +265,25 @@ class Model:
                 name_of(rule),
                 registry.DEFAULT_VERIFIER,
             )
+        if is_tested and not isinstance(rule, Weighted):
+            return Weighted(rule=rule)
+        return rule
+
+    def _engine(
+        self,
+        drafter: Drafter,
+        rule: Verifier,
+        controller: str | Controller,
+        shapers: Many[Shaper],
+        listeners: Many[Callable[[Step], None]],
+        batch: int | None,
+    ) -> Engine:
+        """An engine of these parts, with compiled kernels."""
+        planner = controller
+        if isinstance(planner, str):
+            planner = registry.make("controller", planner)
+        _check_role("controller", planner, Controller)
+        check_pair(drafter, rule)
         jit_cache.watch(log.warning)  # before the controller compiles kernels to measure them
         with self.target.lock:  # controllers measure passes
             engine = Engine(
@@ -254,7 +292,11 @@ class Model:
                 rule,
                 planner,
                 stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
-                shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
+                shapers=(
+                    Adjust(self.tokenizer.eos_ids),
+                    *shapers,
+                    RequestConstraint(self.tokenizer),
+                ),
                 listeners=listeners,
                 max_seqs=batch or registry.DEFAULT_BATCH,
             )
@@ -288,14 +330,14 @@ class Model:
         return self._drafters[spec]
 
     def constraint(self, spec: str | Shaper) -> Shaper:
-        """The constraint of a name; the same object for the same text: files are read once."""
+        """The constraint of a name, ready for this model; the same object for the same text."""
         if not isinstance(spec, str):
             _check_role("constraint", spec, Shaper)
-            return spec
+            return spec.bind(self.tokenizer, self.target.vocab_size)
         with self._making:
             if spec not in self._constraints:
                 made = registry.make("constraint", spec, tokenizer=self.tokenizer)
-                self._constraints[spec] = made
+                self._constraints[spec] = made.bind(self.tokenizer, self.target.vocab_size)
             return self._constraints[spec]
 
     def memory(
@@ -315,6 +357,20 @@ class Model:
         if isinstance(drafter, str):
             self._with_files.add(drafter)
         return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.lock)
+
+    def asap_memory(self, path: Path | str, *, tenant: str = "") -> AsapFile:
+        """A file of what `constraint_sampling="asap"` learned for a tenant, for a `with` block.
+
+        The block loads the file if it exists and saves it at the end. Within it seeded runs use
+        and extend it too.
+        """
+        from forerun.state.asap_file import AsapFile
+        from forerun.state.drafter_files import origin_of
+
+        return AsapFile(path, self.asap, origin_of(self, tenant), self._keep_asap)
+
+    def _keep_asap(self, keeps: bool) -> None:
+        self._keeps_asap = keeps
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of the target's weights, its cache, and every drafter used.
@@ -353,6 +409,7 @@ def load(
     weights: str = "auto",
     target: str | None = None,
     trust_remote_code: bool = False,
+    graphs: bool = True,
 ) -> Model:
     """A Model from a folder, a hub id, a GGUF file, or a name that `forerun models` lists.
 
@@ -366,13 +423,16 @@ def load(
     target: a target that wraps the model, such as "entropy_switch:small=draft,threshold=1".
     trust_remote_code: run Python code that comes with the checkpoint. Without it such checkpoints
     are refused.
+    graphs: run passes over few rows as CUDA graphs on a GPU; False runs all passes on torch.
     Sampling defaults in the checkpoint are not used; a warning names them.
     Raises ModelError with the cause.
     """
     from forerun.models.load import load_target
 
+    if target is not None:
+        registry.check_spec("target", target)
     path = located(model) if isinstance(model, str) else model
-    options = {"dtype": dtype, "device": device, "weights": weights}
+    options = {"dtype": dtype, "device": device, "weights": weights, "graphs": graphs}
     with trusting(trust_remote_code):
         tokenizer = Tokenizer.load(path)
         runner: Target = load_target(path, max_seqs=max_seqs, context=context, **options)

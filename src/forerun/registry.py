@@ -44,6 +44,11 @@ NOT_TEXT = frozenset({"tokenizer", "target"})  # options that text cannot expres
 DEFAULT_BATCH = 16  # sequences
 
 
+# modules of method folders without a method of their own: base classes, and the two ways to sample
+# under any constraint, which `Sampling.constraint_sampling` selects
+NO_METHODS = frozenset({"base", "asap", "awrs"})
+
+
 class Kind(NamedTuple):
     """Package, base class and entry point group of a kind."""
 
@@ -171,7 +176,7 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
 def _own_modules(package: str) -> frozenset[str]:
     """Public modules of a package of forerun."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return frozenset(one.name for one in found if one.name[0] != "_") - {"base"}
+    return frozenset(one.name for one in found if one.name[0] != "_") - NO_METHODS
 
 
 @cache
@@ -223,6 +228,7 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
 
     Raises UnknownName for a name or an option, ConfigError for a value of the wrong type.
     """
+    check_spec(kind, spec)
     name, texts = parse(spec)
     cls = get(kind, name)
     known = text_options(cls)
@@ -231,6 +237,17 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
         return cls, {key: typed_value(text, known[key]) for key, text in texts.items()}
     except ValueError as error:
         raise ConfigError(f"{kind} {name!r}: {error}; see `forerun methods {name}`") from None
+
+
+def check_spec(kind: str, spec: Any) -> None:
+    """Raises ConfigError unless a method is named by a text."""
+    if not isinstance(spec, str):
+        example = {"drafter": DEFAULT_DRAFTER, "verifier": DEFAULT_VERIFIER}.get(kind)
+        example = DEFAULT_CONTROLLER if kind == "controller" else example
+        hint = f", such as {example!r}" if example else ""
+        raise ConfigError(
+            f"{kind} must be a name{hint}, got {spec!r:.60}; `forerun methods` lists all names"
+        )
 
 
 # options of earlier releases, and why they were removed

@@ -209,6 +209,7 @@ APART = {  # scripts that no run starts by itself
     "index_peer": "needs a Python that has infini-gram",
     "index_timing": "is a part of index and index_peer",
     "scripts": "is a part of all",
+    "stand_misses": "needs real models and prompts",
     "vllm_plugin": "needs the peers' environment (make peers)",
     "vllm_worker": "is run by vllm_plugin in that environment",
 }

@@ -44,9 +44,9 @@ def script(folder: Path, *words: str) -> tuple[int, str, dict]:
 @pytest.mark.slow
 def test_every_way_to_fail_is_a_row_and_what_was_measured_before_is_kept(tmp_path: Path) -> None:
     names = "correctness,passes=20,decoding,hosttime,training"
-    status, out, told = script(tmp_path, "--parts", names, "--limit", "200")
-    found = {part["name"]: part for part in told["parts"]}
-    assert status == 1 and told["is_gpu"] is False
+    status, out, facts = script(tmp_path, "--parts", names, "--limit", "200")
+    found = {part["name"]: part for part in facts["parts"]}
+    assert status == 1 and facts["is_gpu"] is False
     assert {name: part["status"] for name, part in found.items()} == {
         "correctness": "failed",
         "passes": "killed",
@@ -60,7 +60,7 @@ def test_every_way_to_fail_is_a_row_and_what_was_measured_before_is_kept(tmp_pat
     assert rows["decoding"] == [("FAILED", "ValueError: no such thing")]
     assert rows["hosttime"][0] == ("a", 1) and rows["hosttime"][1][0] == "stopped"
     assert rows["training"] == [("a", 1), ("b", "text")]
-    assert told["seconds"] <= 200
+    assert facts["seconds"] <= 200
     assert "| b | read | 2.5 TB/s | >= 3 | MISSED |" in out and "smoke only" in out
     assert out.splitlines()[-1].endswith(f"results in {tmp_path / 'out'}")
     assert "ValueError" in (tmp_path / "out" / "gpu.log").read_text()
@@ -68,8 +68,8 @@ def test_every_way_to_fail_is_a_row_and_what_was_measured_before_is_kept(tmp_pat
 
 
 def test_a_part_without_time_left_is_not_begun(tmp_path: Path) -> None:
-    status, _, told = script(tmp_path, "--parts", "training", "--limit", "10")
-    (part,) = told["parts"]
+    status, _, facts = script(tmp_path, "--parts", "training", "--limit", "10")
+    (part,) = facts["parts"]
     assert (part["status"], part["rows"]) == ("no time left", [])
     assert status == 1, "nothing was measured"
-    assert told["is_finished"]
+    assert facts["is_finished"]

@@ -27,6 +27,7 @@ from forerun.core.records import Plan, Step, Verdict
 from forerun.core.tree import EMPTY
 from forerun.drafters.aded import Aded
 from forerun.engine.stats import Stats
+from forerun.growers.monte_carlo import MonteCarlo
 from forerun.tasks.reasoning import ReasoningTask
 from forerun.tasks.story import StoryTask
 
@@ -143,10 +144,13 @@ def searched(
 
 @pytest.mark.parametrize("c1", [0.0, 1.0, 32.0])
 def test_trees_are_those_of_the_published_search(c1: float) -> None:
-    """Random matrices over five tokens; without rewards, or without exploration, trees differ."""
-    differ = [0, 0]
+    """Random matrices over five tokens; without rewards, or without exploration, trees differ.
+
+    The last value is the default.
+    """
+    differ, options = [0, 0], {} if c1 == 32 else {"c1": c1}
     for seed in range(12):
-        rng, drafter = np.random.default_rng(seed), Aded(c1=c1, increment=0.5)
+        rng, drafter = np.random.default_rng(seed), Aded(increment=0.5, **options)
         rows: dict[tuple[int, int], Row] = {}
         for _ in range(100):
             a, b, c = (int(t) for t in rng.integers(5, size=3))
@@ -165,6 +169,11 @@ def test_trees_are_those_of_the_published_search(c1: float) -> None:
                 differ[i] += set(found) != paths
     print("without exploration, without rewards, of 36 trees others:", differ)
     assert differ[0] > 3 and (differ[1] > 3 or c1 > 1)
+
+
+def test_the_grower_alone_has_the_published_settings() -> None:
+    """Its defaults are those of the drafter, which the trees above compare."""
+    assert MonteCarlo().search == Aded().search.search
 
 
 # Accepted length

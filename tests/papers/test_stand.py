@@ -293,6 +293,7 @@ def test_token_recycling_is_flat_and_behind() -> None:
     ours = decode(Stand(), **options)
     print(f"Token Recycling {recycled[1:5].mean():.2f}, {recycled[-4:].mean():.2f}")
     assert abs(recycled[-4:].mean() / recycled[1:5].mean() - 1) < 0.1
+    assert recycled[-4:].mean() > 1.6  # eight candidates per token; measured 1.79
     assert ours[-4:].mean() > 1.15 * ours[1:5].mean()
     assert ours[-4:].mean() > 1.1 * recycled[-4:].mean()
 

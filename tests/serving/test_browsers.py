@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,44 @@ def test_connections_that_send_nothing_or_half_a_head_are_closed(keyless: Served
             pass
 
 
+MALFORMED = {
+    "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+    "length": (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
+    "no HTTP": (b"\x16\x03\x01\x02\x00 hello\r\n\r\n", 400),
+    "long path": (b"GET /" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
+    "headers": (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 100_000 + b"\r\n", 431),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_http_gets_an_error_in_json(keyless: Served, kind: str) -> None:
+    sent, status = MALFORMED[kind]
+    with connect(keyless) as client:
+        answer = b""
+        with suppress(ConnectionError):  # closed before all was sent
+            client.sendall(sent[:70_000])
+            while piece := client.recv(10_000):
+                answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"content-type: application/json" in head.lower()
+    assert b"content-length: %d" % len(body) in head.lower()
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "not valid HTTP/1.1: " in error["message"]
+
+
+def test_malformed_http_after_an_answer_gets_one_too(keyless: Served) -> None:
+    with connect(keyless) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(10_000)
+        client.sendall(b"?\r\n\r\n")
+        assert client.recv(10_000).startswith(b"HTTP/1.1 400 Bad Request")
+
+
 def test_a_head_that_drips_is_closed_although_bytes_come(keyless: Served) -> None:
     with connect(keyless) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
@@ -226,6 +266,10 @@ def test_a_key_file_that_others_may_read_gets_a_warning(
         (("--allowed-origins", "friend.example"), "--allowed-origins must be SCHEME://HOST"),
         (("--allowed-origins", "http://a.example/path"), "--allowed-origins must be SCHEME://HOST"),
         (("--allowed-hosts", "http://a.example"), "--allowed-hosts must be names without"),
+        (("--allowed-hosts", ""), "--allowed-hosts is empty: got ''; give a value or leave it out"),
+        (("--allowed-hosts", "a", "--allowed-hosts", " ,"), "--allowed-hosts is empty: got ' ,'"),
+        (("--allowed-origins", ""), "--allowed-origins is empty"),
+        (("--chat-template", os.devnull), "leaves out the text of user messages"),
         (("--header-timeout", "0"), "--header-timeout must be more than 0 seconds"),
         (("--operator", "ops"), "--operator must be a tenant of the API keys, got 'ops'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,3 +90,32 @@ def test_target_and_constraint_are_options_of_the_command(
         said = served.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     small = forerun.load("draft").chat(problem, temperature=0.0, max_new_tokens=24)
     assert said["content"] == small.text
+
+
+def test_an_operators_schema_joins_the_constraint_of_the_request(
+    tiny_model: Any, tmp_path: Path
+) -> None:
+    """It allows and forces tokens like the request's own; others are free."""
+    (tmp_path / "s.json").write_text(
+        '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], '
+        '"additionalProperties": false}'
+    )
+    specs = {"form": f"json_schema:file={tmp_path / 's.json'},whitespace=false"}
+    call: Any = {"model": "tiny", "prompt": "the", "max_tokens": 60, "seed": 3}
+    statistics = {"statistics": True}
+    with thread(tiny_model, constraints=specs) as served:
+        client = served.client()
+        for names, own, pattern in (
+            ("form", {}, r'\{"a":-?\d+\}'),
+            (["form"], {"guided_regex": r"[^0-9]*[0-4]{2}[^0-9]*"}, r'\{"a":-?[1-4][0-4]\}'),
+            (["form", "form"], {"constraint_start": " "}, None),
+        ):
+            body = own | {"speculation": {"constraint": names} | statistics}
+            answer = client.completions.create(**call, extra_body=body)
+            (choice,), stats = answer.choices, answer.model_extra["speculation"]["choices"][0]
+            if pattern and choice.finish_reason == "stop":
+                assert re.fullmatch(pattern, choice.text) and stats["constraint"]["valid"]
+            elif pattern:
+                assert choice.text.startswith('{"a":') and not stats["constraint"]["valid"]
+        free = client.completions.create(**call, extra_body={"speculation": statistics})
+        assert "constraint" not in free.model_extra["speculation"]["choices"][0]

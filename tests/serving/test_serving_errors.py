@@ -21,6 +21,7 @@ from served import JSON_TYPE, Served, thread
 
 USER = [{"role": "user", "content": "the cat"}]
 Body = dict[str, Any]
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
@@ -32,6 +33,22 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     assert "Traceback" not in answer.text and 'File "' not in answer.text
     return error
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ('{"prompt": "a", "prompt": "b"}', "prompt"),
+        ('{"prompt": "a", "max_tokens": 2, "max_t\\u006fkens": 2}', "max_tokens"),
+        ('{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}', "5"),
+        ('{"prompt": "a", "speculation": {"max_nodes": 1, "max_nodes": 2}}', "max_nodes"),
+        ('{"messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused(drafting: Served, body: str, key: str) -> None:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    error = refused(drafting.post(path, content=body, headers=JSON_HEADERS))
+    assert error["message"] == f"the body: duplicate key {key!r} in one object; remove one"
 
 
 @pytest.mark.parametrize(
@@ -114,8 +131,7 @@ def test_completions(chat: Served, body: Body, param: str | None, said: str) -> 
         ({"messages": [{"role": "user", "content": [{"typ": "text"}]}]}, "did you mean 'type'?"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "'system', 'developer'"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "rejects these messages: no tools"),
-        ({"messages": USER, "tools": [{"type": "function"}]}, "tools is not supported"),
-        ({"messages": USER, "response_format": {"type": "json_object"}}, "not supported"),
+        ({"messages": USER, "tools": [{"type": "function"}]}, "tools.0.function is required"),
         ({"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},

@@ -126,7 +126,8 @@ def test_a_second_signal_ends_at_once_and_both_are_answered(tiny_long: Path) -> 
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         said = process.stderr.readline()
-        assert said == "finishing 1 request, at most 60 s; Ctrl-C again ends at once\n"
+        # the last look at /health may still be open
+        assert re.match(r"finishing (1 request|2 requests), at most 60 s; Ctrl-C again ends", said)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130
         assert process.stderr.read() == "1 request was not finished and got 503; goodbye\n"

@@ -2,7 +2,7 @@
 
 While a `Watch` is on, everything that is made on "meta" has values, and the watch notes what makes
 a host wait for a GPU: numbers and copies that come to the host, shapes that depend on values, and
-copies to the device.
+copies to the device that are not marked as non-blocking.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FakeDeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{func} on a tensor of the device, and nobody watches")
+        raise AssertionError(f"{func} on a tensor of the device outside a Watch")
 
     def data_ptr(self) -> int:
         return 0  # which no kernel of ours is given
@@ -75,7 +75,7 @@ class Watch(TorchDispatchMode):
         is_away = goal is not None and torch.device(goal) == AWAY
         if is_away:
             kwargs["device"] = torch.device("cpu")
-        self._note(func, args, here, there, goal, is_away)
+        self._note(func, args, kwargs, here, there, goal, is_away)
         inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
         if func is aten._to_copy.default and not inner_kwargs.get("device"):
             inner_kwargs.pop("device", None)
@@ -87,7 +87,7 @@ class Watch(TorchDispatchMode):
         return tree_map(lambda x: known[id(x)] if id(x) in known else _away(x), found)
 
     def _note(
-        self, func: Any, args: Any, here: list, there: list, goal: Any, is_away: bool
+        self, func: Any, args: Any, kwargs: dict, here: list, there: list, goal: Any, is_away: bool
     ) -> None:
         name = str(func)
         if func in NUMBERS and there:
@@ -101,11 +101,13 @@ class Watch(TorchDispatchMode):
         if there and goal is not None and not is_away:
             self.events.append(("to host", name))
         if func is aten.copy_.default and there and here:
-            self.events.append(
-                ("to device" if isinstance(args[0], FakeDeviceTensor) else "to host", name)
-            )
+            is_blocking = not (kwargs.get("non_blocking") or len(args) > 2 and args[2])
+            sent = "to device, blocking" if is_blocking else "to device"
+            is_sent = isinstance(args[0], FakeDeviceTensor)
+            self.events.append((sent if is_sent else "to host", name))
         if here and not there and is_away and any(x.numel() for x in here):
-            self.events.append(("to device", name))
+            is_blocking = not kwargs.get("non_blocking")
+            self.events.append(("to device, blocking" if is_blocking else "to device", name))
         if func in (aten.mm.default, aten.addmm.default) and there:
             self.events.append(("product", name))
 

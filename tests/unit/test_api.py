@@ -65,6 +65,10 @@ def test_greedy_text_is_the_same_with_drafts(model, drafter: str, name: str) -> 
         ({"verifier": None}, "name of a verifier or a Verifier object, got None"),
         ({"controller": 3}, "name of a controller or a Controller object, got 3"),
         ({"drafter": Speculative()}, "or a Drafter object, got <forerun.verifiers"),
+        ({"constraint": 5}, "constraint must be one or a list of them, got 5"),
+        ({"constraint": None}, r"constraint must be .*, got None; \(\) is none"),
+        ({"constraint": [5]}, "name of a constraint or a Shaper object, got 5"),
+        ({"shapers": 5}, "shapers must be one or a list of them, got 5"),
     ],
 )
 def test_what_is_no_part_is_refused(model, options: dict, said: str) -> None:
@@ -384,6 +388,8 @@ def test_a_step_tells_what_its_samples_have_in_common(tiny_folder) -> None:
 
 def test_any_number_of_samples_begins_at_once(model) -> None:
     options = {"batch": 2, "max_new_tokens": 2, "seed": 3, "drafter": "none"}
+    with pytest.raises(ConfigError, match=r"n must be at most 65536 .*; iterate over model\.run"):
+        model.generate(PROMPT, n=10**12, **options)
     run = model.run(PROMPT, n=10**12, **options)
     events = run.events()
     samples = (event.sample for event in events if event.sample)

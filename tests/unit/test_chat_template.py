@@ -79,9 +79,16 @@ def test_an_endless_template_is_stopped(template: str, with_template: Any) -> No
 def test_a_template_that_accepts_some_messages_can_be_used() -> None:
     check_source(NO_SYSTEM)
     needs_system = (
-        "{{ messages[0].content if messages[0].role == 'system' else raise_exception() }}"
+        "{{ messages[0].content ~ messages[1].content if messages[0].role == 'system' "
+        "else raise_exception() }}"
     )
     check_source(needs_system)
+
+
+@pytest.mark.parametrize("template", ["", " ", "{# none #}", "You are kind."])
+def test_a_template_that_leaves_messages_out_is_refused(template: str) -> None:
+    with pytest.raises(TemplateError, match="leaves out the text of user messages"):
+        check_source(template)
 
 
 def test_several_templates_without_a_default(with_template: Any) -> None:

@@ -254,10 +254,10 @@ def test_doctor_says_what_runs_passes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 << 30, 4 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    monkeypatch.setattr(gpu, "_is_on", False)
+    monkeypatch.setenv("FORERUN_GRAPHS", "off")
     free, passes = "a GPU, 3.0 of 4.0 GiB free", "torch: CUDA graphs are turned off"
     assert doctor._gpu() == {"cuda:0": free, "passes on cuda:0": passes}
-    gpu.use_graphs(True)
+    monkeypatch.delenv("FORERUN_GRAPHS")
     monkeypatch.setattr(gpu, "find_spec", lambda _: object())
     assert doctor._gpu()["passes on cuda:0"] == "torch: a GPU is older than Ampere"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))

@@ -72,6 +72,11 @@ from forerun.errors import CapacityError
         (["generate", *CAT, "--top-p", "0"], "top_p"),
         (["generate", *CAT, "-n", "0"], "'-n': Input should be greater than or equal to 1"),
         (["generate", *CAT, "-n", "two"], "integer"),
+        (
+            ["demo", "-n", "65537"],
+            "n must be at most 65536 samples per prompt, got 65537; use more",
+        ),
+        (["fit-tree", "-n", "65537"], "n must be at most 65536 samples per prompt, got 65537"),
         (["generate", *CAT, "--min-new-tokens", "9", "--max-new-tokens", "8"], "min_new_tokens"),
         (["generate", *CAT, "--logit-bias", "5"], "ID=BIAS"),
         (["generate", *CAT, "--batch", "0"], "batch"),

@@ -65,9 +65,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "module", ["transformers", pytest.param("torch.nn", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("module", ["tokenizers", pytest.param("torch.nn", marks=pytest.mark.slow)])
 def test_ctrl_c_while_a_model_loads_ends_at_once(tmp_path: Path, module: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
     done = run(*COMMANDS["generate"], first=str(tmp_path), INTERRUPT_AT=module)

@@ -51,3 +51,18 @@ def test_the_last_user_is_not_root_and_the_entry_is_a_command(file: Path) -> Non
     (entry,) = (json.loads(rest) for word, rest in found if word == "ENTRYPOINT")
     (words,) = (json.loads(rest) for word, rest in found if word == "CMD")
     assert entry[0] == "forerun" and entry[1] in COMMANDS and words[0] == "reasoner"
+
+
+def test_extras_that_pages_and_messages_name_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    files = [ROOT / "README.md", *FILES, *(ROOT / "docs").rglob("*.md")]
+    files += (ROOT / "src").rglob("*.py")
+    named = {
+        name
+        for file in files
+        for names in re.findall(r"(?:'\.|forerun)\[([a-z,]+)\]'", file.read_text("utf-8"))
+        for name in names.split(",")
+    }
+    assert {"cuda", "quant", "serve"} <= named <= set(extras)

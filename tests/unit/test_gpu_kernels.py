@@ -96,13 +96,13 @@ def test_attention_over_long_texts_with_trees(
     shape, strides = shape_of(works), (data.stride(1), data.stride(2))
     rows = packed(works, strides, 100, 1)
     num = sum(work.num_rows for work in works)
-    told = torch.from_numpy(describe(shape, rows, num, strides[0])).to(DEVICE)
+    given = torch.from_numpy(describe(shape, rows, num, strides[0])).to(DEVICE)
     config = SimpleNamespace(
         num_heads=heads, num_kv_heads=kv, head_dim=dim, attn_softcap=cap, attn_scale=0.25,
         window=lambda _: window,
     )  # fmt: skip
     model = SimpleNamespace(config=config, device=torch.device(DEVICE), dtype=dtype)
-    one = bodies.Attention(model, stored, shape, told)  # type: ignore[arg-type]
+    one = bodies.Attention(model, stored, shape, given)  # type: ignore[arg-type]
     assert (one.splits == 1) == (programs == 1)
     q = some(shape.rows, heads, dim, scale=3).to(dtype)
     found, at = one.look(0, q)[:num].float(), 0

@@ -52,14 +52,14 @@ def test_rows_and_tiles_say_what_the_spans_say(works: list[Work]) -> None:
         return
     shape, rows = shape_of(works), packed(works, (SLOT, CELL), IDS, 1)
     total = sum(work.num_rows for work in works)
-    told = describe(shape, rows, total, SLOT)
-    assert len(told) == shape.size and told[0] == total
-    fields = told[HEAD : HEAD + PER_ROW * shape.rows].reshape(PER_ROW, shape.rows)
-    words = told[HEAD + PER_ROW * shape.rows :][: WORDS * shape.rows].reshape(shape.rows, WORDS)
+    array = describe(shape, rows, total, SLOT)
+    assert len(array) == shape.size and array[0] == total
+    fields = array[HEAD : HEAD + PER_ROW * shape.rows].reshape(PER_ROW, shape.rows)
+    words = array[HEAD + PER_ROW * shape.rows :][: WORDS * shape.rows].reshape(shape.rows, WORDS)
     bits = (
         (words[:, :, None] >> np.arange(BITS) & 1).reshape(shape.rows, MAX_OWN_CELLS).astype(bool)
     )
-    tiles = told[-TILE * shape.tiles :].reshape(shape.tiles, TILE)[: told[1]]
+    tiles = array[-TILE * shape.tiles :].reshape(shape.tiles, TILE)[: array[1]]
     assert not fields[:3, total:].any() and not bits[total:].any()
     first, wanted, covered = 0, [], []
     for work in works:

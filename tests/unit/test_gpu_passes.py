@@ -11,9 +11,12 @@ import torch
 from command import Call
 from parity import VOCAB, branching, forward, prompt, saved, sequence
 
+import forerun
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.tree import EMPTY, Tree, TreeBuilder
+from forerun.drafters.draft_model import DraftModel
 from forerun.models import layers
+from forerun.models.draft_link import shared_draft
 from forerun.models.load import load_target
 from forerun.runner import gpu
 from forerun.runner import model_runner as runner
@@ -180,7 +183,7 @@ def test_kernels_that_say_something_else_than_torch_are_given_up(
 def test_what_cannot_be_compiled_or_recorded_goes_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No compiler, no memory, a GPU that lacks something: nobody's text ends there."""
+    """No compiler, no memory, a GPU that lacks something: texts go on."""
     warn_once.cache_clear()
     ours, plain = runners("llama", tmp_path, "fp16")
 
@@ -236,15 +239,17 @@ def test_what_graphs_lack_is_said(case: str, options: dict, reason: str, tmp_pat
     assert reason in gpu.unsupported_config(load_target(tmp_path, dtype="fp32").model.config)
 
 
-def test_graphs_are_on_unless_the_environment_of_a_command_says_off(
-    call: Call, monkeypatch: pytest.MonkeyPatch
+def test_commands_load_models_with_graphs_unless_the_environment_says_off(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "_is_on", True)
-    assert gpu.unavailable(torch.device("cpu")) == ""
-    for value, reason in (("off", "CUDA graphs are turned off"), ("", ""), ("on", "")):
+    given: list[object] = []
+    monkeypatch.setattr(forerun, "load", lambda *_, **how: given.append(how["graphs"]) or 1 / 0)
+    words = "generate", "--model", str(tmp_path), "--prompt", "a"
+    saved("llama", tmp_path, **SMALL)
+    for value in ("off", "", "on"):
         monkeypatch.setenv("FORERUN_GRAPHS", value)
-        assert call("methods")[0] == 0
-        assert gpu.unavailable(torch.device("cpu")) == reason
+        assert call(*words)[0] == 70
+    assert given == [False, True, True]
     monkeypatch.setenv("FORERUN_GRAPHS", "no")
     status, out, err = call("methods")
     assert (status, out) == (2, "")
@@ -252,6 +257,17 @@ def test_graphs_are_on_unless_the_environment_of_a_command_says_off(
         err
         == "error: FORERUN_GRAPHS must be on or off, got 'no'; off runs forward passes on torch\n"
     )
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_draft_model_has_the_graphs_of_its_target(graphs: bool, tmp_path: Path) -> None:
+    saved("llama", tmp_path, **SMALL)
+    target = load_target(tmp_path, dtype="fp32", graphs=graphs)
+    drafts = [
+        shared_draft(target, str(tmp_path), None),
+        DraftModel(model=str(tmp_path), target=target).runner,
+    ]
+    assert [one.graphs for one in (target, *drafts)] == [graphs] * 3  # type: ignore[attr-defined]
 
 
 def test_a_model_on_a_gpu_runs_on_graphs_and_without_them_on_torch_with_one_message(
@@ -263,17 +279,15 @@ def test_a_model_on_a_gpu_runs_on_graphs_and_without_them_on_torch_with_one_mess
     caplog.clear()  # of what loading on a CPU says
     monkeypatch.setattr(model, "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(gpu, "_is_on", True)
     assert type(runner.decoder(model)) is GraphDecoder and not caplog.messages
-    gpu.use_graphs(False)
     for _ in range(2):
-        assert type(runner.decoder(model)) is TorchDecoder
+        assert type(runner.decoder(model, graphs=False)) is TorchDecoder
     assert [text.rpartition(": ")[2] for text in caplog.messages] == ["CUDA graphs are turned off"]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="records graphs, which takes a GPU")
 def test_what_is_recorded_says_what_is_run(tmp_path: Path) -> None:
-    """After others were recorded too, whose memory the first must not share."""
+    """After other shapes were recorded too: the first one shares no memory with them."""
     ours, plain = runners("llama", tmp_path, "fp16")
     ours.warm_up()
     for num in (1, 3, 2, 1, 3):

@@ -9,6 +9,7 @@ import io
 import logging
 import pickle
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,19 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DynamicCache,
+    FalconMambaConfig,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    Mamba2Config,
+    MambaConfig,
     MptConfig,
     Phi3Config,
     Qwen2Config,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     set_seed,
@@ -47,6 +52,7 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.integrations.hf import generate
+from forerun.integrations.hf_candidates import candidates
 from forerun.models.hf import HFTarget
 
 VOCAB = 48
@@ -108,7 +114,8 @@ def fresh(llama: Any) -> Any:
 def both(model: Any, ids: torch.Tensor = PROMPT, **options: Any) -> tuple[Any, Any]:
     """The output of plain generate, and ours with drafts."""
     options = {"max_new_tokens": 24, "do_sample": False, **options}
-    return model.generate(ids, **copy.copy(options)), ours(model, ids, **options)
+    plain = {name: value for name, value in options.items() if name != "rowwise"}
+    return model.generate(ids, **plain), ours(model, ids, **options)
 
 
 def ours(model: Any, ids: torch.Tensor = PROMPT, **options: Any) -> Any:
@@ -155,7 +162,32 @@ def hook_layer(model: Any) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: -3 * out)
 
 
-CHANGES = [sgd_step, write_data, load_state, swap_data, swap_layer, hook_layer]
+def replace_forward(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    old = mlp.forward
+    mlp.forward = lambda x: -3 * old(x)
+
+
+def replace_class(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    kind = type(mlp)
+    mlp.__class__ = type("Own", (kind,), {"forward": lambda self, x: -3 * kind.forward(self, x)})
+
+
+def write_table(model: Any) -> None:
+    """A buffer that is not in the state dict."""
+    model.model.rotary_emb.inv_freq.data.mul_(-9)
+
+
+def replace_table(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq * -9
+
+
+CHANGES = [
+    *(sgd_step, write_data, load_state, swap_data, swap_layer, hook_layer),
+    *(replace_forward, replace_class, write_table, replace_table),
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -171,10 +203,78 @@ def test_a_loaded_module_follows_its_weights(fresh: Any, change: Any) -> None:
     """Prompts of a length whose cells are shared with later ones."""
     target = HFTarget(fresh)
     ids = torch.randint(3, VOCAB, (1, 80), generator=torch.Generator().manual_seed(1))
-    text = greedy_with(target, ids[0].tolist())
+    greedy_with(target, ids[0].tolist())
     change(fresh)
-    want = fresh.generate(ids, max_new_tokens=8, do_sample=False)[0, 80:].tolist()
-    assert greedy_with(target, ids[0].tolist()) == want != text
+    check_no_old_cells(fresh, target, ids)
+
+
+def check_no_old_cells(model: Any, target: HFTarget, ids: torch.Tensor) -> None:
+    """The next text is the model's, and all its rows are computed."""
+    before, num = target.num_rows, ids.shape[1]
+    want = model.generate(ids, max_new_tokens=8, do_sample=False)[0, num:].tolist()
+    assert greedy_with(target, ids[0].tolist()) == want
+    assert target.num_rows - before == num + 7
+
+
+def steer(model: Any) -> Callable[[], Any]:
+    """A tensor that is a plain attribute, read by a hook."""
+    mlp = model.model.layers[0].mlp
+    mlp.steer = torch.zeros(32)
+    mlp.register_forward_hook(lambda module, args, out: out + module.steer)
+    return lambda: mlp.steer.normal_().mul_(20)
+
+
+def hook_state(model: Any) -> Callable[[], Any]:
+    """A tensor in a dict that a hook holds."""
+    state = {"v": torch.zeros(32)}
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out + state["v"])
+    return lambda: state.update(v=torch.randn(32) * 20)
+
+
+def lora(model: Any) -> Callable[[], Any]:
+    """A low-rank update by hand: a function that holds two tensors."""
+    linear = model.model.layers[0].mlp.down_proj
+    old, a, b = linear.forward, torch.randn(4, 48), torch.zeros(32, 4)
+    linear.forward = lambda x: old(x) + x @ a.T @ b.T
+    return lambda: b.normal_().mul_(5)
+
+
+def class_forward(model: Any) -> Callable[[], Any]:
+    """The method of the class is replaced."""
+    mlp = model.model.layers[0].mlp
+    kind = type(mlp)
+    mlp.__class__ = own = type("Own", (kind,), {})
+    return lambda: setattr(own, "forward", lambda self, x: -3 * kind.forward(self, x))
+
+
+@pytest.mark.parametrize("prepare", [steer, hook_state, lora, class_forward])
+def test_a_loaded_module_follows_what_its_code_holds(fresh: Any, prepare: Any) -> None:
+    torch.manual_seed(5)
+    change, ids = prepare(fresh), torch.randint(3, VOCAB, (1, 80))
+    target = HFTarget(fresh)
+    greedy_with(target, ids[0].tolist())
+    change()
+    check_no_old_cells(fresh, target, ids)
+
+
+hidden_scale = [1.0]  # a global, which is not watched
+
+
+@pytest.mark.parametrize("is_twin", [False, True])
+def test_an_update_of_no_weights_drops_what_was_computed(fresh: Any, is_twin: bool) -> None:
+    mlp, ids = fresh.model.layers[0].mlp, torch.randint(3, VOCAB, (1, 80))
+    mlp.register_forward_hook(lambda module, args, out: hidden_scale[0] * out)
+    target = HFTarget(fresh)
+    other = target.twin() if is_twin else target
+    greedy_with(other, ids[0].tolist())
+    version = other.weights_version
+    hidden_scale[0] = -3.0
+    try:
+        target.update_weights({})
+        check_no_old_cells(fresh, other, ids)
+        assert other.weights_version > version, "models drop what drafters learned"
+    finally:
+        hidden_scale[0] = 1.0
 
 
 def greedy_with(target: HFTarget, prompt: list[int], num: int = 8) -> list[int]:
@@ -352,6 +452,47 @@ def test_an_assistant_model_is_refused(fresh: Any) -> None:
         ours(fresh, assistant_model=copy.deepcopy(fresh))
 
 
+@pytest.mark.parametrize("shape", [(1, 12), (1, 5), (2, 9)])
+def test_a_mask_of_another_shape_is_named(fresh: Any, shape: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=r"attention_mask must have the shape of input_ids, \[1"):
+        ours(fresh, attention_mask=torch.ones(shape))
+
+
+@pytest.mark.parametrize("role", ["drafter", "verifier", "controller"])
+@pytest.mark.parametrize("value", [None, 3, [], {}, int])
+def test_what_is_no_method_is_refused_in_a_line(fresh: Any, role: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{role} must be a name, such as '.*', got"):
+        fresh.generate(PROMPT, max_new_tokens=2, custom_generate=generate, **{role: value})
+    if role == "drafter":
+        with pytest.raises(ConfigError, match="drafter must be a name"), candidates(fresh, value):
+            pass
+
+
+KINDS_WITH_STATE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mamba": (MambaConfig, {}),
+    "falcon_mamba": (FalconMambaConfig, {}),
+    "mamba2": (Mamba2Config, {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_WITH_STATE)
+def test_models_without_attention_are_served(kind: str) -> None:
+    config, own = KINDS_WITH_STATE[kind]
+    torch.manual_seed(7)
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")
+    sizes = {name: SIZES[name] for name in names} | {"bos_token_id": 1, "eos_token_id": None}
+    model = AutoModelForCausalLM.from_config(config(**sizes, **own)).eval()
+    for parameter in model.parameters():
+        parameter.data *= 4 if parameter.dim() > 1 else 1
+    assert same(model)
+    ids = torch.tensor([[0, 0, 5, 6, 7, 5, 6], [4, 9, 3, 9, 3, 7, 7]])
+    assert same(model, ids, attention_mask=(ids > 0).long())
+    name = "cache" if IS_RENAMED else "cache_params"
+    cache = model(input_ids=PROMPT, use_cache=True)[name]
+    with pytest.raises(ConfigError, match=f"{name}=DynamicCache with a state"):
+        ours(model, **{name: cache})
+
+
 def test_usual_positions_and_masks_are_served(fresh: Any) -> None:
     ids = torch.tensor([[0, 0, 5, 6, 7], [4, 9, 3, 9, 3]])
     mask = (ids > 0).long()
@@ -480,9 +621,64 @@ def test_classifier_free_guidance(fresh: Any) -> None:
         ours(fresh, PROMPT.repeat(2, 1), guidance_scale=1.7)
 
 
-def test_state_over_a_batch_is_refused_by_name(fresh: Any) -> None:
-    with pytest.raises(ConfigError, match="Counting .*batch size 3"):
-        ours(fresh, PROMPT.repeat(3, 1), logits_processor=LogitsProcessorList([Counting()]))
+class Slotted(LogitsProcessor):
+    """State that `vars` does not show."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return scores
+
+
+class Late(LogitsProcessor):
+    """State that the first call does not change; a subclass of one without state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.count += input_ids.shape[1] > PROMPT.shape[1]
+        return scores
+
+
+class OwnPenalty(RepetitionPenaltyLogitsProcessor):
+    """A subclass of one without state."""
+
+
+def closure(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    calls.append(1)
+    return scores
+
+
+calls: list[int] = []
+KINDS = [Counting(), Slotted(), Late(), OwnPenalty(1.2), closure, lambda ids, scores: scores]
+
+
+@pytest.mark.parametrize("processor", KINDS, ids=lambda p: type(p).__name__)
+def test_processors_of_unknown_code_are_refused_in_a_batch(fresh: Any, processor: Any) -> None:
+    name = getattr(processor, "__name__", type(processor).__name__)
+    for options in ({}, {"num_return_sequences": 3, "do_sample": True}):
+        ids = PROMPT if options else PROMPT.repeat(3, 1)
+        with pytest.raises(ConfigError, match=f"processor {name} .*batch size 3.*rowwise=True"):
+            ours(fresh, ids, logits_processor=LogitsProcessorList([processor]), **options)
+    assert not calls, "refused before the first call"
+
+
+def test_a_prefix_function_needs_a_batch_of_one_or_a_declaration(fresh: Any) -> None:
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        return [(3 * int(ids[-1]) + row) % VOCAB, 4]
+
+    ids = torch.tensor([[5, 6, 7, 5], [9, 3, 9, 3]])
+    assert same(fresh, prefix_allowed_tokens_fn=allowed)
+    with pytest.raises(ConfigError, match="prefix_allowed_tokens_fn cannot be used with batch"):
+        ours(fresh, ids, prefix_allowed_tokens_fn=allowed)
+    assert same(fresh, ids, prefix_allowed_tokens_fn=allowed, rowwise=True)
+    with pytest.raises(ConfigError, match="Guidance"):  # it does keep state
+        ours(fresh, ids, guidance_scale=1.7, rowwise=True)
 
 
 class RowBias(LogitsProcessor):
@@ -497,7 +693,7 @@ class RowBias(LogitsProcessor):
 
 def test_a_processor_without_state_serves_a_batch(fresh: Any) -> None:
     ids = torch.tensor([[5, 6, 7, 5], [9, 3, 9, 3], [4, 4, 4, 4]])
-    assert same(fresh, ids, logits_processor=LogitsProcessorList([RowBias()]))
+    assert same(fresh, ids, logits_processor=LogitsProcessorList([RowBias()]), rowwise=True)
 
 
 # 5. stopping criteria
@@ -520,8 +716,36 @@ def test_a_processor_without_state_serves_a_batch(fresh: Any) -> None:
 @pytest.mark.parametrize("eos", [None, 30])
 def test_the_users_criteria_win(fresh: Any, criteria: list[Any], rows: int, eos: Any) -> None:
     ids = torch.tensor([[5, 6, 7, 5], [9, 3, 9, 3], [4, 4, 4, 4]])[:rows]
-    options = {"stopping_criteria": StoppingCriteriaList(criteria), "eos_token_id": eos}
+    options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList(criteria)}
+    options |= {"eos_token_id": eos, "rowwise": any(isinstance(c, EndsWith) for c in criteria)}
     assert same(fresh, ids, **options, max_new_tokens=30)
+
+
+class Calls(StoppingCriteria):
+    """Ends all rows at its fifth call."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.count += 1
+        return torch.full((len(input_ids),), self.count >= 5)
+
+
+class OwnEnd(EosTokenCriteria):
+    """A subclass of one without state."""
+
+
+def test_a_criterion_with_state_needs_a_batch_of_one(fresh: Any) -> None:
+    def options() -> dict[str, Any]:
+        return {"stopping_criteria": StoppingCriteriaList([Calls()])}
+
+    want = fresh.generate(PROMPT, max_new_tokens=24, do_sample=False, **options())
+    assert torch.equal(ours(fresh, **options()), want) and want.shape[1] == PROMPT.shape[1] + 5
+    for criterion in (Calls(), OwnEnd(5), lambda ids, scores: torch.zeros(len(ids)).bool()):
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        with pytest.raises(ConfigError, match=f"criterion {name} .*batch size 3.*rowwise=True"):
+            ours(fresh, PROMPT.repeat(3, 1), stopping_criteria=StoppingCriteriaList([criterion]))
 
 
 def test_a_criterion_gets_the_scores_that_were_asked_for(fresh: Any) -> None:
@@ -685,6 +909,7 @@ def test_equal_scores_at_a_border_count_as_in_generate(fresh: Any, options: dict
         max_new_tokens=1,
         do_sample=True,
         num_return_sequences=400,
+        rowwise=True,
         **options,
         logits_processor=LogitsProcessorList([Levels()]),
     )

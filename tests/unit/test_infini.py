@@ -215,6 +215,9 @@ def test_ids_that_no_text_holds_match_nothing() -> None:
         index.count([[1], [2]])
     with pytest.raises(DataError, match="list of token ids"):
         index.count([1 << 80])
+    for many in (5, None, [5], ["a"]):
+        with pytest.raises(DataError, match="list"):
+            index.count_many(many)
 
 
 def test_what_cannot_be_asked_is_refused() -> None:

@@ -13,6 +13,7 @@ from parity import branching, forward, prompt, saved, sequence, worst
 from safetensors.torch import load_file, save_file
 from tiny import make_tiny
 
+import forerun
 from forerun.core.records import Step
 from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
@@ -126,12 +127,15 @@ def test_truncated_files_are_named(tmp_path: Path) -> None:
     raw = path.read_bytes()
     for broken in (raw[: len(raw) // 2], raw[:5], b""):
         path.write_bytes(broken)
-        with pytest.raises(ModelError, match=r"model\.safetensors has [\d,]+ bytes where"):
+        with pytest.raises(
+            ModelError, match=r"model\.safetensors has [\d,]+ bytes, but its header"
+        ):
             load_target(tmp_path)
 
 
 def test_a_broken_index_is_named(tmp_path: Path) -> None:
     saved("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text("{]")
     with pytest.raises(ModelError, match=r"index\.json is not a safetensors index"):
         load_target(tmp_path)
@@ -275,3 +279,9 @@ def test_limits_are_positive_integers(options: dict[str, Any]) -> None:
 def test_names_that_no_folder_can_have(name: str) -> None:
     with pytest.raises(ModelError, match="no model folder"):
         model_folder(name)
+
+
+@pytest.mark.parametrize("target", [5, [], b"entropy_switch"])
+def test_a_target_that_is_no_name_is_refused(target: Any) -> None:
+    with pytest.raises(ConfigError, match="target must be a name, got .*forerun methods"):
+        forerun.load("./nowhere", target=target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,9 @@ class Late(PerSequence, Persistent):
     def start(self, seq: Sequence) -> None:
         self.log.append("start")
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        self.log.append("read")
+
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         self.log.append("draft")
         return chain(truth(seq.tokens, 1))
@@ -88,9 +92,9 @@ def engine_of(drafter: Late, seqs: int = 1) -> Engine:
 def test_a_step_is_observed_during_the_next_pass_and_before_the_end() -> None:
     drafter = Late([])
     engine_of(drafter).run()
-    step = ["draft", "launch", "observe", "collect"]
-    assert drafter.log[:4] == ["start", "draft", "launch", "collect"]
-    assert drafter.log[4:8] == step
+    step = ["draft", "launch", "observe", "read", "collect"]
+    assert drafter.log[:5] == ["start", "draft", "launch", "read", "collect"]
+    assert drafter.log[5:10] == step
     assert drafter.log[-2:] == ["observe", "finish"], "the last step is not lost"
     assert drafter.log.count("observe") == drafter.log.count("launch")
 
@@ -99,7 +103,35 @@ def test_a_drafter_that_reads_rows_observes_at_once() -> None:
     drafter = Late([])
     drafter.can_observe_late = False
     engine_of(drafter).run()
-    assert drafter.log[:5] == ["start", "draft", "launch", "collect", "observe"]
+    assert drafter.log[:6] == ["start", "draft", "launch", "read", "collect", "observe"]
+
+
+def test_a_prompt_is_read_during_its_pass_before_any_draft() -> None:
+    """A sequence that only learns in its first step starts before the pass of that step."""
+    drafter = Late([])
+    engine = engine_of(drafter)
+    engine.controller.plan = lambda _: Plan(0)  # type: ignore[method-assign]
+    engine.step()
+    assert drafter.log == ["start", "launch", "read", "collect"]
+
+
+def test_a_sequence_that_neither_drafts_nor_learns_is_not_read() -> None:
+    drafter = Late([])
+    engine = engine_of(drafter)
+    engine.controller.plan = lambda _: Plan(0, learns=False)  # type: ignore[method-assign]
+    engine.step()
+    assert drafter.log == ["launch", "collect"]
+
+
+def test_an_error_of_read_costs_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Late):
+        def read(self, seqs: Many[Sequence]) -> None:
+            raise ValueError("unreadable")
+
+    engine = engine_of(Broken([]))
+    (seq,) = engine.scheduler.waiting
+    engine.run()
+    assert seq.generated == truth([0, 1], 6) and "unreadable" in caplog.text
 
 
 @pytest.mark.parametrize("call", ["forget", "snapshot", "restore"])

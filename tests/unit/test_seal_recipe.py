@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,10 +59,13 @@ def test_questions_follow_the_rules() -> None:
 def test_spans_share_words_with_the_question() -> None:
     rng = np.random.default_rng(0)
     body = " ".join([*["aa", *"bcdefghij"] * 3, "fox", "dog", "hen", "owl"])
-    found = recipe.spans("fox dog hen owl", body, 4000, {"aa"}, rng)
-    chance = np.exp(4) / (18 + np.exp([1, 2, 3, 4]).sum())  # 22 starts that are not "aa"
-    assert np.mean(["owl" in span for span in found]) == pytest.approx(chance, abs=0.03)
-    assert all(len(span.split()) == recipe.SPAN for span in found)
+    found = recipe.spans("dog hen aa", body, 4000, {"aa"}, rng)
+    chance = np.exp([2, 4, 4]) / (26 + np.exp([2, 4, 4]).sum())  # 29 starts that are not "aa"
+    for word, wanted in zip(("j", "fox", "dog"), chance, strict=True):
+        share = np.mean([span.split()[0] == word and "owl" in span for span in found])
+        assert share == pytest.approx(wanted, abs=0.03)
+    assert {len(span.split()) for span in found} == set(range(3, recipe.SPAN + 1))
+    assert all(span in body for span in found)
     assert not any(span.startswith("aa") for span in recipe.spans("", body, 200, {"aa"}, rng))
     assert recipe.spans("fox", "too short", 2, set(), rng) == ["too short"] * 2
 
@@ -69,7 +73,7 @@ def test_spans_share_words_with_the_question() -> None:
 def test_pairs_leave_the_evaluated_questions_out(tmp_path: Path) -> None:
     passages = [Passage(f"Title {w}", SENTENCE.format(w), "") for w in WORDS[:3]]
     tokenizer = Tokenizer(recipe.make_tokenizer(passages, 320))
-    seal = recipe.Seal(passages=tmp_path / "p.jsonl", spans=2, titles=1)
+    seal = recipe.Seal(passages=tmp_path / "p.jsonl", clozes=3, spans=2, titles=1, made_up=0)
     pairs = recipe.pairs(passages, np.array([0, 2]), tokenizer, seal)
     known = tokenizer.vocabulary()
     sources = {"question": 0, "span": 0}
@@ -84,7 +88,21 @@ def test_pairs_leave_the_evaluated_questions_out(tmp_path: Path) -> None:
             assert ids[cut - 1] == known[BODY]
         if kind == "question":
             assert "two" not in text
-    assert sources == {"question": 2 * 3, "span": 3 * 3}
+    assert sources == {"question": 2 * (3 * 2 + 1), "span": 3 * 3}
+    more = recipe.pairs(passages, np.array([0, 2]), tokenizer, replace(seal, made_up=4))
+    assert len(more) == len(pairs) + 4 * 3
+
+
+def test_made_up_sentences_follow_from_their_question() -> None:
+    """Random words of the passages; most of a span is in the question, in its order."""
+    passages = [Passage("A", SENTENCE.format(word)) for word in WORDS]
+    known = {*recipe.plain(SENTENCE).split(), *WORDS}
+    shares = []
+    for question, span in recipe.made_up(passages, 200, np.random.default_rng(0)):
+        assert {*question.split(), *span.split()} <= known
+        shares.append(np.mean([word in question.split() for word in span.split()]))
+    assert np.mean(shares) > 0.85
+    assert len(set(recipe.made_up(passages, 20, np.random.default_rng(0)))) == 20
 
 
 def test_a_run_from_file_to_search(tmp_path: Path) -> None:

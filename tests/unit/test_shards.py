@@ -10,9 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import make_tiny
+from transformers import AutoModelForCausalLM
 
 import forerun
+import forerun.api
 from forerun.errors import ModelError
+from forerun.models.hf_load import load_hf
 from forerun.models.load import load_target
 from forerun.models.shards import INDEX, tensors
 
@@ -90,6 +93,54 @@ def test_an_index_left_behind(folder: Path) -> None:
     """Its shards are gone, and the whole checkpoint is there."""
     before = text(folder)
     (folder / INDEX).write_text(json.dumps({"weight_map": {HEAD: "old-1.safetensors"}}))
+    assert text(folder) == before
+
+
+@pytest.mark.parametrize("way", ["ours", "transformers"])
+def test_a_single_file_comes_before_an_index(
+    halves: Any, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers chooses; both forms hold whole models here."""
+    folder, held = halves
+    other = {name: torch.roll(tensor, 1, 0) for name, tensor in held.items()}
+    before = text(folder)
+    save_file(other, folder / "model.safetensors", {"format": "pt"})
+    (want,) = AutoModelForCausalLM.from_pretrained(folder).generate(
+        torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False, eos_token_id=None
+    )
+    made = load_target(folder) if way == "ours" else load_hf(folder, None, torch.device("cpu"), "")
+    model = forerun.api.Model(made, forerun.load(folder).tokenizer)
+    caplog.clear()
+    with caplog.at_level("WARNING", "forerun"):
+        load_target(folder)
+    assert caplog.text.count("has both model.safetensors and model.safetensors.index.json") == 1
+    (found,) = model.generate([[5, 6, 7]], temperature=0, max_new_tokens=8, ignore_eos=True)
+    assert found.samples[0].tokens == want[3:].tolist()
+    assert text(folder) != before
+
+
+@pytest.mark.parametrize("place", ["../out/a.safetensors", "/{}", "b/../../x", "..\\x", "C:\\x"])
+def test_an_index_that_leaves_its_folder(halves: Any, place: str) -> None:
+    folder, _ = halves
+    out = folder.parent / "out" / "a.safetensors"
+    out.parent.mkdir()
+    (folder / "a.safetensors").rename(out)
+    index = {
+        n: "b.safetensors" if p == "b" else place.format(out) for n, p in places_of(folder).items()
+    }
+    (folder / INDEX).write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(ModelError, match="is outside of the folder"):
+        load_target(folder)
+
+
+def test_shards_may_be_links(halves: Any) -> None:
+    """As in the cache of huggingface_hub."""
+    folder, _ = halves
+    before, blobs = text(folder), folder.parent / "blobs"
+    blobs.mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        (folder / name).rename(blobs / name)
+        (folder / name).symlink_to(blobs / name)
     assert text(folder) == before
 
 

@@ -51,7 +51,7 @@ def fill(memory: LogitMemory, rng: np.random.Generator, vocab: int, updates: int
 class PlainLaws(dict):
     """Laws from two dicts: as sampled from, and at temperature 1."""
 
-    top_logits = None  # they lie on the host
+    top_entries = None  # they lie on the host
 
     def __init__(self, processed: dict, model: dict | None = None) -> None:
         super().__init__(processed)

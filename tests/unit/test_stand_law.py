@@ -87,7 +87,7 @@ def test_mutating_the_memory_between_draft_and_verify_keeps_the_law() -> None:
 class Markov:
     """The laws of an order-2 chain below a sequence's last two tokens; enough for a verifier."""
 
-    sampling, top_logits = Sampling(), None
+    sampling, top_entries = Sampling(), None
 
     def __init__(self, chain: np.ndarray, tokens: list[int], tree: Tree) -> None:
         self.chain, self.tree = chain, tree

@@ -34,8 +34,8 @@ def test_the_largest_entries_are_those_of_the_distribution(
     logits = 40 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     laws = laws_of(logits, Sampling(temperature=temperature))
     tensor_judge.verdicts([EMPTY], [laws], [SeededDice(0)])
-    assert laws.top_logits is not None
-    ids, probs = laws.top_logits.entries([-1], TOP, is_raw=is_raw)
+    assert laws.top_entries is not None
+    ids, probs = laws.top_entries.entries([-1], TOP, is_raw=is_raw)
     used = 1.0 if is_raw or temperature == 0 else temperature
     whole = to_probs(logits[0].numpy(), Sampling(temperature=used))
     assert np.isfinite(probs).all() and probs.sum() <= 1 + 1e-6

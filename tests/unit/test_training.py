@@ -159,8 +159,8 @@ def test_failed_save_leaves_the_earlier_checkpoint(tmp_path, tokenizer, monkeypa
     loop.run()
     kept = path.read_bytes()
 
-    def fail(state, target):
-        Path(target).write_bytes(b"half")
+    def fail(state, file):
+        file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(torch, "save", fail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -10,11 +11,65 @@ import typer
 
 from forerun import registry
 from forerun.cli.options import check_files, check_part, runs_locally
+from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.core.roles import Shaper
+
+PANEL = "Constraints"
+JsonSchemaFile = Annotated[
+    Path | None,
+    typer.Option("--json-schema", help="JSON schema of the text, a file.", rich_help_panel=PANEL),
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option("--regex", help="Regular expression of the text.", rich_help_panel=PANEL),
+]
+GrammarFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--grammar",
+        help="Grammar of the text, a .lark, .gbnf or .ebnf file.",
+        rich_help_panel=PANEL,
+    ),
+]
+Choices = Annotated[
+    str | None,
+    typer.Option("--choice", help='Allowed texts, e.g. "yes|no".', rich_help_panel=PANEL),
+]
+How = Annotated[
+    str,
+    typer.Option(
+        "--constraint-sampling",
+        help="How tokens are drawn under a constraint: mask, asap, awrs or smc.",
+        rich_help_panel=PANEL,
+    ),
+]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--constraint-start",
+        help="The constraint applies after this text, e.g. </think>.",
+        rich_help_panel=PANEL,
+    ),
+]
+Memory = Annotated[
+    Path | None,
+    typer.Option(
+        "--constraint-memory",
+        help="File of what asap learned; loaded if it exists, and saved.",
+        rich_help_panel=PANEL,
+    ),
+]
+SHORT = {  # options that are constraints, and the argument of each
+    "json_schema": ("json_schema", "file"),
+    "regex": ("regex", "pattern"),
+    "grammar": ("grammar", "file"),
+    "choice": ("choice", "options"),
+}
 
 # older options: `--constraint` replaces them
 Files = Annotated[list[str], typer.Option("--style", hidden=True)]
@@ -45,6 +100,25 @@ def check(given: dict[str, Any]) -> None:
         cls.check_options(**{o: value for o, value in options.items() if o not in paths})
     for spec in given["constraint"]:
         check_part("constraint", spec, is_local)
+    if is_local:
+        list(_of_short(given))
+    if given.get("constraint_memory") and given["constraint_sampling"] != "asap":
+        raise ConfigError(
+            "--constraint-memory keeps what --constraint-sampling asap learns; add that option"
+        )
+
+
+@contextmanager
+def asap_saved(model: Model, path: Path | None, tenant: str, *, is_quiet: bool) -> Iterator[None]:
+    """Loads the file of --constraint-memory if it exists, and saves it when the block ends."""
+    if path is None:
+        yield
+        return
+    with (file := model.asap_memory(path, tenant=tenant)):
+        yield
+    if not is_quiet:
+        kept = counted(file.counts["tokens"], "prefix", "prefixes")
+        notice(f"constraint memory: {kept} of {counted(file.counts['prompts'], 'prompt')}")
 
 
 def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
@@ -53,7 +127,16 @@ def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
         registry.get("constraint", name)(**options, tokenizer=model.tokenizer)
         for name, options in _of_older(given)
     ]
-    return older + [model.constraint(spec) for spec in given["constraint"]]
+    named = [model.constraint(spec) for spec in given["constraint"]]
+    return [*older, *named, *map(model.constraint, _of_short(given))]
+
+
+def _of_short(given: dict[str, Any]) -> Iterator[Shaper]:
+    """Constraints of --json-schema, --regex, --grammar and --choice. Raises as they do."""
+    for option, (name, argument) in SHORT.items():
+        if (value := given.get(option)) is not None:
+            text = str(value) if isinstance(value, Path) else value
+            yield registry.get("constraint", name)(**{argument: text})
 
 
 def _of_older(given: dict[str, Any]) -> Iterator[Chosen]:

@@ -20,7 +20,7 @@ import typer
 from forerun.cli import options
 from forerun.cli._call_line import call_line
 from forerun.cli.output import Results, console, notice, print_json
-from forerun.core.sampling import Sampling
+from forerun.core.sampling import Sampling, check_samples
 from forerun.errors import ConfigError, ForerunError
 from forerun.utils.signals import delayed_interrupt
 from forerun.utils.text import counted
@@ -175,6 +175,8 @@ def command(
     """
     if problems is not None and not 1 <= problems <= MAX_PROBLEMS:
         raise ConfigError(f"--problems must be in 1..{MAX_PROBLEMS}, got {problems}")
+    if n is not None:
+        check_samples([Sampling(n=n)], "use more --problems")
     if drafter == PLAIN:
         raise ConfigError("--drafter none is plain decoding, the baseline; use --drafter stand")
     if drafter:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
+from forerun.cli._graphs import wants_graphs
 from forerun.cli.options import Json
 from forerun.cli.output import notice, print_json
 from forerun.errors import CapacityError, ForerunError
@@ -113,7 +114,7 @@ def _gpu() -> dict[str, str]:
         free, total = torch.cuda.mem_get_info(i)
         name = torch.cuda.get_device_name(i)
         found[f"cuda:{i}"] = f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-        why = gpu.unavailable(torch.device("cuda", i))
+        why = gpu.unavailable(torch.device("cuda", i)) if wants_graphs() else gpu.TURNED_OFF
         found[f"passes on cuda:{i}"] = f"torch: {why}" if why else "CUDA graphs"
     return found
 

@@ -17,7 +17,7 @@ from forerun.assets import is_embedded
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
 from forerun.cli.prompts import as_shown, read_jobs
-from forerun.core.sampling import Sampling
+from forerun.core.sampling import Sampling, check_samples
 from forerun.errors import CapacityError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def command(
     options.check_model(model, dtype, device, batch)
     widths = _sizes(sizes)
     sampling = Sampling(temperature=temperature, n=n, max_new_tokens=max_new_tokens, seed=seed)
+    check_samples([sampling], "use more prompts")
     split = _split(model, prompts, samples, held_out)
     path = out or _default_path(model)
     array_file.check_place(_first_new_path(path))

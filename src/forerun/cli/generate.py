@@ -16,6 +16,7 @@ from forerun import registry
 from forerun.cli import _constraints as constraints
 from forerun.cli import generate_ray, options
 from forerun.cli._call_line import announce, call_line
+from forerun.cli._graphs import wants_graphs
 from forerun.cli._signals import exit_at_once
 from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import (
@@ -187,6 +188,13 @@ def command(
     controller: options.ControllerSpec = registry.DEFAULT_CONTROLLER,
     target: options.TargetSpec = None,
     constraint: options.ConstraintSpecs = [],  # noqa: B006
+    json_schema: constraints.JsonSchemaFile = None,
+    regex: constraints.Pattern = None,
+    grammar: constraints.GrammarFile = None,
+    choice: constraints.Choices = None,
+    constraint_sampling: constraints.How = "mask",
+    constraint_start: constraints.Start = None,
+    constraint_memory: constraints.Memory = None,
     nodes: Nodes = None,
     depth: Depth = None,
     batch: options.Batch = registry.DEFAULT_BATCH,
@@ -237,7 +245,7 @@ def _run_ray(
     names = ("model", "tenant", "dtype", "device", "weights", "batch", "target")
     how: dict[str, Any] = {name: given[name] for name in names}
     made = partial(constraints.shapers, given=dict(given))
-    setup = generate_ray.Setup(**how | parts, shapers=made)
+    setup = generate_ray.Setup(**how | parts, shapers=made, graphs=wants_graphs())
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
 
 
@@ -259,12 +267,11 @@ def _run_local(
             shapers = constraints.shapers(loaded, given)
         chat = given["chat"]
         _hint_chat(loaded, jobs, chat, is_json)
-        if not is_json:
-            options.hint_small(loaded, drafter)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         options.warm_up(loaded, **parts)
         how = {"is_quiet": is_json, "stats": output.stats}
-        with memory_saved(loaded, given["memory"], drafter, tenant, **how):
+        asap = constraints.asap_saved(loaded, given["constraint_memory"], tenant, is_quiet=is_json)
+        with asap, memory_saved(loaded, given["memory"], drafter, tenant, **how):
             _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
     except KeyboardInterrupt:
         output.footer()
@@ -274,6 +281,8 @@ def _run_local(
         output.footer()
         raise
     output.footer()
+    if not is_json:
+        options.hint_small(loaded, drafter)
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:
@@ -284,14 +293,14 @@ def _sampling(given: dict[str, Any]) -> Sampling:
         "stop": tuple(given["stop"]),
         "stop_token_ids": tuple(given["stop_token_id"]),
     }
-    names = Sampling.__dataclass_fields__.keys() & given.keys()
+    names = (Sampling.__dataclass_fields__.keys() & given.keys()) - {"constraint"}
     own = {name: given[name] for name in names} | renamed
     return Sampling(**own | _fields(given["fields"]))
 
 
 def _fields(texts: list[str]) -> dict[str, Any]:
     """Fields of Sampling from texts NAME=VALUE. Raises ConfigError, UnknownName."""
-    known = Sampling.__dataclass_fields__.keys() - {"n", "seed"}
+    known = Sampling.__dataclass_fields__.keys() - {"n", "seed", "constraint"}
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

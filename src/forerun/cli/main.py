@@ -19,9 +19,9 @@ import typer
 from forerun import __version__
 from forerun.cli import _stdio as streams
 from forerun.cli._click_group import Commands
+from forerun.cli._graphs import wants_graphs
 from forerun.cli._signals import as_interrupts, interrupted
 from forerun.errors import ConfigError, DataError, ForerunError
-from forerun.runner import gpu
 
 COMMANDS = {
     "generate": "Sample from a model: faster, with the distribution of plain decoding.",
@@ -47,7 +47,6 @@ OF_KIND = {"search": "search", "train": "recipe", "prune": "pruner"}  # command 
 TRUST = "--trust-remote-code"  # allowed anywhere, like --debug
 INTERRUPTED = "interrupted; what was printed or written by then stays"
 MAX_SHOWN_CHARS = 20  # shown before a byte that is not UTF-8
-GRAPHS_VARIABLE = "FORERUN_GRAPHS"  # environment variable: on or off
 STDOUT_CLOSED = "standard output is closed; send it somewhere, as > FILE or > /dev/null"
 
 
@@ -125,7 +124,7 @@ def main(argv: Many[str] | None = None) -> int:
         try:
             if not is_open:
                 raise DataError(STDOUT_CLOSED)
-            _set_graphs()
+            wants_graphs()  # a wrong value is refused by all commands
             if TRUST in given:
                 from forerun.models.remote_code import trust_all
 
@@ -156,16 +155,6 @@ def _run(args: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     return status if isinstance(status, int) else 0
-
-
-def _set_graphs() -> None:
-    """Turns CUDA graphs on or off by the environment variable. Raises ConfigError."""
-    value = os.environ.get(GRAPHS_VARIABLE) or "on"
-    if value not in ("on", "off"):
-        raise ConfigError(
-            f"{GRAPHS_VARIABLE} must be on or off, got {value!r}; off runs forward passes on torch"
-        )
-    gpu.use_graphs(value == "on")
 
 
 def _silence_libraries() -> None:

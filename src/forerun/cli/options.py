@@ -66,7 +66,7 @@ ConstraintSpecs = Annotated[
     typer.Option(
         "--constraint",
         help="Constraint on the model's distribution, e.g. corpus:index=FILE; repeatable.",
-        rich_help_panel=METHODS,
+        rich_help_panel="Constraints",
     ),
 ]
 Batch = Annotated[
@@ -306,12 +306,14 @@ def load(
     """The model, with KV cache for at least `batch` sequences. Raises ConfigError, ModelError."""
     check_model(name, dtype, device, batch, weights)
     import forerun
+    from forerun.cli._graphs import wants_graphs
     from forerun.cli._signals import exit_at_once
 
     # imports may swallow KeyboardInterrupt
     with notice_if_slow(f"loading {name} ..."), exit_at_once(EARLY_INTERRUPT):
         room = max(batch, registry.DEFAULT_BATCH)
         how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights}
+        how["graphs"] = wants_graphs()
         loaded = forerun.load(name, max_seqs=room, target=target, **how)
     from forerun.cli.output import notice
     from forerun.utils import jit_cache

@@ -131,6 +131,8 @@ def sample_record(sample: Sample, prompt: str | list[int], seed: int, call: str)
         record["logprobs"] = [
             {str(token): round(value, 6) for token, value in top.items()} for top in sample.logprobs
         ]
+    if sample.constraint is not None:
+        record["constraint"] = sample.constraint.to_dict()
     return record
 
 

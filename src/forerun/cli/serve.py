@@ -15,6 +15,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
+from forerun.cli._graphs import wants_graphs
 from forerun.cli._signals import exit_at_once
 from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
@@ -42,6 +43,7 @@ SETTINGS = (  # fields of `Settings` with an option of the same name
     "max_body",
     "drain",
     "text_timeout",
+    "grammar_timeout",
 )
 OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
@@ -119,6 +121,9 @@ HeaderTimeout = Annotated[
 TextTimeout = Annotated[
     float, typer.Option("--text-timeout", help="Seconds to render and tokenise a request's texts.")
 ]
+GrammarTimeout = Annotated[
+    float, typer.Option("--grammar-timeout", help="Seconds to compile a request's constraint.")
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option("--api-keys", help=f"File of lines KEY or TENANT:KEY; or set {KEYS_VARIABLE}."),
@@ -157,6 +162,7 @@ def command(
     allowed_origins: AllowedOrigins = [],  # noqa: B006
     header_timeout: HeaderTimeout = 10.0,
     text_timeout: TextTimeout = 10.0,
+    grammar_timeout: GrammarTimeout = 5.0,
     chat_template: Template = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -174,7 +180,17 @@ def command(
     if replicas != 1:
         from forerun.serving.replicas import ReplicaSetup
 
-        setup = ReplicaSetup(model, settings, keys, dtype, device, context, template, target)
+        setup = ReplicaSetup(
+            model,
+            settings,
+            keys,
+            dtype,
+            device,
+            context,
+            template,
+            target,
+            graphs=wants_graphs(),
+        )
         return _serve_many(setup, replicas, sockets)
     notice(f"loading {model}")
     with exit_at_once(EARLY_INTERRUPT):
@@ -200,8 +216,11 @@ def _settings(given: dict[str, Any]) -> Settings:
             constraints=constraints,
             request_timeout=given["timeout"],
             operators=tuple(given["operator"]),
-            allowed_hosts=(*_split(given["allowed_hosts"]), *_host_name(given["host"])),
-            allowed_origins=_split(given["allowed_origins"]),
+            allowed_hosts=(
+                *_split(given, "allowed_hosts"),
+                *_host_name(given["host"]),
+            ),
+            allowed_origins=_split(given, "allowed_origins"),
             head_timeout=given["header_timeout"],
             **{field: given[field] for field in SETTINGS},
         )
@@ -324,6 +343,7 @@ def _load(
     import forerun
 
     how: dict[str, Any] = {"dtype": dtype, "device": device, "target": target}
+    how["graphs"] = wants_graphs()
     model = forerun.load(name, max_seqs=max_seqs, context=context, **how)
     if template is not None:
         model.tokenizer.inner.chat_template = template
@@ -364,9 +384,15 @@ def _keys(path: Path | None) -> Keys:
     return keys
 
 
-def _split(given: list[str]) -> tuple[str, ...]:
-    """Values of an option that may be repeated or separated by commas."""
-    return tuple(part.strip() for one in given for part in one.split(",") if part.strip())
+def _split(given: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Values of an option that may be repeated or separated by commas. Raises ConfigError."""
+    found: list[str] = []
+    for one in given[name]:
+        parts = [part.strip() for part in one.split(",") if part.strip()]
+        if not parts:
+            raise ConfigError(f"{name} is empty: got {one!r}; give a value or leave it out")
+        found += parts
+    return tuple(found)
 
 
 def _host_name(host: str) -> tuple[str, ...]:

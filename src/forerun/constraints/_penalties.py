@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLD_TOKENS = 32  # generated tokens after which a new summary is made
 
@@ -30,6 +33,16 @@ class HistorySummary:
     def seen(self) -> np.ndarray:
         """Distinct ids [k] of prompt and generated tokens."""
         return np.fromiter(self.prompt | self.counts.keys(), dtype=np.int64)
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """How often each of `seen` was generated, int64 [k]."""
+        return np.array([self.counts.get(token, 0) for token in self.seen.tolist()], np.int64)
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The index in `seen` of each token."""
+        return {token: i for i, token in enumerate(self.seen.tolist())}
 
     @cached_property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
@@ -71,6 +84,8 @@ class History(NamedTuple):
 class Adjust(Shaper):
     """Applies logit bias, banned tokens, minimum length and penalties."""
 
+    has_tensors = True
+
     def __init__(self, eos_ids: Many[int] = ()) -> None:
         self.eos_ids = tuple(eos_ids)
 
@@ -93,6 +108,11 @@ class Adjust(Shaper):
             _counted(logits, state)
         logits[list(self._banned(state))] = -np.inf
         return logits
+
+    def tensor_logits(self, states: Many[History], logits: Tensor) -> Tensor:
+        from forerun.constraints._penalty_tensors import adjusted
+
+        return adjusted(logits, states, [self._banned(state) for state in states])
 
     def allows(self, state: History, token: int) -> bool:
         return token not in self._banned(state)

@@ -11,14 +11,16 @@ may begin. Drafts keep this law exactly. Needs: an index made with the target's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from forerun import registry
+from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence
-from forerun.core.roles import Shaper
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.ngrams.index.fm.index import FMIndex, Interval
 from forerun.utils.numbers import whole
@@ -47,7 +49,7 @@ def check(begin: str, window: int | None) -> None:
         whole("window (3 or more tokens are usual)", window)
 
 
-class Corpus(Shaper):
+class Corpus(Constraint):
     """Allows tokens that continue a passage of the index.
 
     index: an FM-index or its file. begin: where the text starts: "anywhere"; "document", at the
@@ -55,6 +57,9 @@ class Corpus(Shaper):
     that occurs. window: number of previous tokens to match; None: all generated ones. tokenizer:
     the target's, for comparison.
     """
+
+    _tokenizer: Tokenizer  # both from `bind`
+    _vocab_size: int
 
     def __init__(
         self,
@@ -66,7 +71,7 @@ class Corpus(Shaper):
     ) -> None:
         check(begin, window)
         self.index = _opened(index, tokenizer)
-        self.begin, self.window = begin, window
+        self.begins, self.window = begin, window
         self._next: dict[Interval, np.ndarray] = {}
         self._root = State(self.index.all, ())
         self._document = self._grown(self._root, self.index.eos)
@@ -85,6 +90,20 @@ class Corpus(Shaper):
                 "`forerun index build` is of another kind)"
             )
 
+    def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
+        if self.index.largest_id >= vocab_size:
+            raise ConfigError(
+                f"the corpus has token {self.index.largest_id}, but the ids of this model end at "
+                f"{vocab_size - 1}; index the text with the model's tokenizer"
+            )
+        bound = copy(self)
+        bound.eos_ids, bound._tokenizer, bound._vocab_size = (
+            (self.index.eos,),
+            tokenizer,
+            vocab_size,
+        )
+        return bound
+
     def start(self, seq: Sequence) -> State:
         """The state after the prompt and the generated tokens."""
         state = self._after(seq.tokens[: seq.num_prompt])
@@ -94,11 +113,11 @@ class Corpus(Shaper):
 
     def _after(self, prompt: list[int]) -> State:
         """The state before the first generated token."""
-        if self.begin == DOCUMENT:
+        if self.begins == DOCUMENT:
             return self._document
         most = (
             min(MAX_PROMPT_TOKENS, self.window or MAX_PROMPT_TOKENS, len(prompt))
-            if self.begin == PROMPT
+            if self.begins == PROMPT
             else 0
         )
         for length in range(most, 0, -1):
@@ -113,17 +132,32 @@ class Corpus(Shaper):
 
     def logits(self, state: State, logits: np.ndarray) -> np.ndarray:
         ids = self.next(state)
-        if self.index.largest_id >= len(logits):
-            raise ConfigError(
-                f"the corpus has token {self.index.largest_id}, but the ids of this model end at "
-                f"{len(logits) - 1}; index the text with the model's tokenizer"
-            )
         shaped = np.full_like(logits, -np.inf)
         shaped[ids] = logits[ids]
         return shaped
 
+    def allowed(self, state: State) -> np.ndarray:
+        found = np.zeros(self._vocab_size, dtype=bool)
+        found[self.next(state)] = True
+        return found
+
     def allows(self, state: State, token: int) -> bool:
         return token in self.next(state)
+
+    def forced(self, state: State) -> Many[int]:
+        ids = self.next(state)
+        return ids.tolist() if len(ids) == 1 else ()
+
+    def is_complete(self, state: State) -> bool:
+        return self.allows(state, self.index.eos)
+
+    def begin(self, text: bytes) -> State | None:
+        state = self._root if self.begins != DOCUMENT else self._document
+        for token in self._tokenizer.encode_inside(text.decode(errors="ignore")):
+            if not self.allows(state, token):
+                return None
+            state = self.advance(state, token)
+        return state
 
     def next(self, state: State) -> np.ndarray:
         """The allowed ids, ascending; only the end id if there is no continuation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Shaper
 from forerun.core.sampling import log_softmax, to_probs
 from forerun.core.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TargetProbs:
@@ -22,7 +25,7 @@ class TargetProbs:
     """
 
     def __init__(self, rows: Rows, seq: Sequence, tree: Tree, shapers: Many[Shaper]) -> None:
-        self.sampling = seq.sampling
+        self.sampling, self._num_left = seq.sampling, seq.num_left
         self.rows, self._tree, self._shapers = rows, tree, shapers
         self._states: dict[int, tuple[Any, ...]] = {-1: seq.states}
         self._is_plain = seq.states.count(None) == len(seq.states)
@@ -30,7 +33,7 @@ class TargetProbs:
         self._probs: dict[int, np.ndarray] = {}
         self._given: tuple[list[int], np.ndarray] | None = None  # nodes, probs [k, V]
         self.num_top_logits = 0  # top logits per row to copy to the host
-        self.top_logits: TopLogits | None = None  # set once they are on the host
+        self.top_entries: TopEntries | None = None  # set once they are on the host
 
     def __getitem__(self, node: int) -> np.ndarray:
         if node not in self._probs:
@@ -45,10 +48,22 @@ class TargetProbs:
         return to_probs(self.logits(node), self.sampling)
 
     @property
-    def is_temperature_only(self) -> bool:
-        """Whether each distribution is argmax or softmax(logits / T), with nothing else applied."""
-        is_simple = self.sampling.is_greedy or self.sampling.is_softmax
-        return is_simple and self._is_plain and type(self.rows) is Rows
+    def has_tensors(self) -> bool:
+        """Whether all distributions can be computed on the device of the logits."""
+        if type(self.rows) is not Rows:
+            return False
+        pairs = zip(self._shapers, self.states(-1), strict=not self._is_plain)
+        return all(state is None or shaper.has_tensors for shaper, state in pairs)
+
+    def tensor_logits(self, logits: Tensor) -> Tensor:
+        """`logits` of all nodes [n + 1, V], root first, on the device of the model's logits."""
+        if self._is_plain:
+            return logits
+        states = [self.states(node) for node in range(-1, len(self._tree))]
+        for shaper, own in zip(self._shapers, zip(*states, strict=True), strict=True):
+            if own[0] is not None:
+                logits = shaper.tensor_logits(own, logits)
+        return logits
 
     def unshaped(self) -> np.ndarray | None:
         """Logits [n + 1, V] of root and nodes as contiguous float32 in host memory.
@@ -72,7 +87,7 @@ class TargetProbs:
         """The same shaping applied to other rows of this tree."""
         other = copy(self)
         other.rows, other._logits, other._probs = rows, {}, {}
-        other._given = other.top_logits = None
+        other._given = other.top_entries = None
         return other
 
     def logits(self, node: int) -> np.ndarray:
@@ -86,9 +101,40 @@ class TargetProbs:
             self._logits[node] = logits
         return self._logits[node]
 
+    def unconstrained(self, node: int) -> np.ndarray:
+        """Logits [V] before the temperature, shaped by all shapers that forbid nothing."""
+        logits = self.rows.row(node)
+        for shaper, state in zip(self._shapers, self.states(node), strict=True):
+            if state is not None and not shaper.forbids:
+                logits = shaper.logits(state, logits)
+        return logits
+
     def logprobs(self, node: int) -> np.ndarray:
         """Log-probabilities [V] of the model: unshaped, temperature 1, float64."""
         return log_softmax(self.rows.row(node))
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether a constraint is tested when tokens are drawn: `allows` may be false for a token
+        of positive probability."""
+        pairs = zip(self._shapers, self.states(-1), strict=True)
+        return any(state is not None and shaper.tests(state) for shaper, state in pairs)
+
+    def allows(self, node: int, token: int) -> bool:
+        """Whether all shapers allow `token` after the node's path."""
+        pairs = zip(self._shapers, self.states(node), strict=True)
+        return all(state is None or shaper.allows(state, token) for shaper, state in pairs)
+
+    def mask(self, node: int) -> np.ndarray | None:
+        """The tokens that tested constraints allow, bool [V]; None if that needs V tests."""
+        pairs = zip(self._shapers, self.states(node), strict=True)
+        found = [s.mask(state) for s, state in pairs if state is not None and s.tests(state)]
+        masks = [one for one in found if one is not None]
+        return np.logical_and.reduce(masks) if masks and len(masks) == len(found) else None
+
+    def num_left(self, node: int) -> int:
+        """Number of tokens that may still be generated after the node's path."""
+        return self._num_left - (int(self._tree.depths[node]) if node >= 0 else 0)
 
     def states(self, node: int) -> tuple[Any, ...]:
         """Shaper states after the node's path."""
@@ -107,28 +153,24 @@ def advance(shapers: Many[Shaper], states: tuple[Any, ...], token: int) -> tuple
 
 
 @dataclass(frozen=True)
-class TopLogits:
-    """Top-K logits of each row of a tree, root first, with their log-normalisers.
+class TopEntries:
+    """The K tokens with the largest shaped logits of each row of a tree, root first.
 
-    ids [n + 1, K]; logits [n + 1, K], descending; sums [n + 1, 2]: logsumexp of the logits minus
-    their maximum, at temperature 1 and at that of the request.
+    ids [n + 1, K], descending by logit; probs [2, n + 1, K]: at temperature 1, and as sampled from
+    (for greedy requests also at temperature 1).
     """
 
     ids: np.ndarray
-    logits: np.ndarray
-    sums: np.ndarray
-    temperature: float
+    probs: np.ndarray
 
     def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
         """The `num` largest entries, padded with zeros; node -1 is the root.
 
         Returns ids int32 and probabilities float32, both [len(nodes), num]. is_raw: probabilities
-        at temperature 1 instead of that of the request.
+        at temperature 1 instead of those sampled from.
         """
         rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
-        scale = 1.0 if is_raw else 1.0 / self.temperature
-        below = self.logits[rows, :most] - self.logits[rows, :1]  # at most 0: no overflow
-        exponents = below * scale - self.sums[rows, 0 if is_raw else 1, None]
         ids, probs = np.zeros((len(rows), num), np.int32), np.zeros((len(rows), num), np.float32)
-        ids[:, :most], probs[:, :most] = self.ids[rows, :most], np.exp(exponents)
+        ids[:, :most] = self.ids[rows, :most]
+        probs[:, :most] = self.probs[0 if is_raw else 1, rows, :most]
         return ids, probs

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from forerun.core.dice import Dice
     from forerun.core.logits import TargetProbs
+    from forerun.core.roles import Shaper
     from forerun.core.sampling import Sampling
 
 
@@ -40,8 +41,11 @@ class Sequence:
     finish: str | None = None  # "stop", "length", "cancelled"; None while it runs
     end: int | None = None  # index at which a stop string cut the tokens
     end_ids: frozenset[int] = frozenset()  # tokens that end it
-    states: tuple[Any, ...] = ()  # one per shaper of the engine
+    shapers: tuple[Shaper, ...] = ()  # of the engine
+    states: tuple[Any, ...] = ()  # of the shapers, after all tokens
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
+    allowed_mass: list[float] = field(default_factory=list)  # per generated token, if requested
+    logw: float = 0.0  # log importance weight of the text
     # state of parts, keyed by the part or (part, name); dropped with the sequence
     scratch: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -212,7 +216,7 @@ class Verdict:
 
     nodes: list[int]
     token: int
-    logw: float = 0.0  # log importance weight; 0 for every exact rule
+    logws: Many[float] = ()  # log importance weight of each token; (): all 0
 
     def tokens(self, tree: Tree) -> list[int]:
         """The tokens to append to the sequence."""

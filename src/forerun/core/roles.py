@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forerun.core.dice import Dice
     from forerun.core.logits import TargetProbs
     from forerun.core.sampling import Sampling
+    from forerun.models.tokenizer import Tokenizer
 
 
 class Target(ABC):
@@ -132,6 +133,12 @@ class Drafter:
     def start(self, seq: Sequence) -> None:
         """A sequence starts."""
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        """Reads the texts ahead of their drafts.
+
+        Called while an asynchronous target computes; must not run passes of the target.
+        """
+
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         """One tree per sequence, within its plan, drawn with the sequence's own dice."""
         return [EMPTY] * len(seqs)
@@ -214,7 +221,15 @@ class Shaper(ABC):
     """Changes the target's distribution at every tree node: sampling parameters, grammars, style.
 
     States are immutable: `advance` returns a new state, because siblings share their parent's.
+    forbids: whether drafters should ask `allows` before they draft a token.
     """
+
+    forbids: bool = False
+    has_tensors: bool = False  # whether it defines `tensor_logits`
+
+    def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Shaper:
+        """The shaper for a model. Raises ConfigError if they do not fit."""
+        return self
 
     def start(self, seq: Sequence) -> Any:
         """The state after all tokens of a sequence; None if the shaper does not apply to it."""
@@ -228,6 +243,26 @@ class Shaper(ABC):
     def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
         """Shaped logits [V]; must not write into its argument."""
 
+    def tensor_logits(self, states: Many[Any], logits: torch.Tensor) -> torch.Tensor:
+        """`logits` of rows [R, V] with a state each, on their device; must not wait for it."""
+        raise NotImplementedError(f"{type(self).__name__} works on the host")
+
     def allows(self, state: Any, token: int) -> bool:
         """Whether `token` keeps a positive probability."""
         return True
+
+    def forced(self, state: Any) -> Many[int]:
+        """Tokens that the only possible text begins with, if it is known."""
+        return ()
+
+    def report(self, seq: Sequence, text: str) -> Any:
+        """What to report on a finished sequence and its text; None: nothing."""
+        return None
+
+    def tests(self, state: Any) -> bool:
+        """Whether tokens are drawn by tests with `allows`; `logits` then forbids nothing."""
+        return False
+
+    def mask(self, state: Any) -> np.ndarray | None:
+        """The allowed tokens bool [V] where `tests` is true; None if that needs V tests."""
+        return None

@@ -49,6 +49,10 @@ class Sampling:
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None  # report the chosen token's and the top m log-probabilities
+    constraint: Any = None  # of forerun.constraints, such as JsonSchema({...})
+    constraint_sampling: str = "mask"  # how tokens are drawn under it: one of CONSTRAINT_SAMPLING
+    constraint_start: str | None = None  # the constraint applies after this text
+    allowed_mass: bool = False  # report the probability of the allowed tokens
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -106,6 +110,15 @@ class Sampling:
         )
 
 
+def check_samples(samplings: Iterable[Sampling], fix: str) -> None:
+    """Raises ConfigError for more samples of a prompt than are kept in memory."""
+    for sampling in samplings:
+        if sampling.n > MAX_SAMPLES:
+            raise ConfigError(
+                f"n must be at most {MAX_SAMPLES} samples per prompt, got {sampling.n}; {fix}"
+            )
+
+
 def _within(value: Any, low: float, high: float = math.inf) -> bool:
     """Whether `value` is a number in [low, high]; booleans are not numbers."""
     return not isinstance(value, bool | np.bool_) and bool(low <= value <= high)
@@ -119,6 +132,7 @@ def _ids(values: Iterable[Any]) -> bool:
     return all(_whole(value, 0) for value in values)
 
 
+CONSTRAINT_SAMPLING = "mask", "asap", "awrs", "smc"
 MAX_BIAS = 1e30  # of biases and penalties, which must fit float32 logits
 MAX_LOGPROBS = 1000
 _CHECKS = (
@@ -159,6 +173,17 @@ _CHECKS = (
         lambda v: v is None or (_whole(v, 0) and v <= MAX_LOGPROBS),
         f"an integer in 0..{MAX_LOGPROBS}, or left out",
     ),
+    (
+        "constraint_sampling",
+        lambda v: v in CONSTRAINT_SAMPLING,
+        f"one of {', '.join(CONSTRAINT_SAMPLING)}",
+    ),
+    (
+        "constraint_start",
+        lambda v: v is None or (isinstance(v, str) and bool(v.encode())),
+        "a non-empty text, or left out",
+    ),
+    ("allowed_mass", lambda v: isinstance(v, bool), "True or False"),
 )
 
 

@@ -136,10 +136,10 @@ class Tree:
         kept: list[bool] = []
         for parent in parents:
             kept.append(parent < 0 or (kept[parent] and own[parent] not in tokens))
-        return self if all(kept) else self._part(np.array(kept))
+        return self if all(kept) else self.part(np.array(kept))
 
-    def _part(self, kept: np.ndarray) -> Tree:
-        """The tree of some nodes, bool [n], which include all parents of theirs."""
+    def part(self, kept: np.ndarray) -> Tree:
+        """The tree of some nodes, bool [n]; with a node, all nodes above it are kept."""
         index = np.append(np.cumsum(kept) - 1, -1).astype(np.int32)  # the last is the root's
         resume = self.resume
         if resume is not None:

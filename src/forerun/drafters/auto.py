@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from forerun import registry
+from forerun.core.dice import Dice
 from forerun.core.mixins import Persistent
-from forerun.core.records import Sequence
+from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter, Target
+from forerun.core.tree import Tree
+from forerun.drafters.forced import forced_chain
+from forerun.drafters.fuse import merge
 from forerun.drafters.router import OPTIMISM, Router
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.draft_link import companion, shared_draft
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PARTS = "stand", "suffix"
 PART_OPTIONS = {"stand": ",copy_prompt=true", "suffix": ""}  # the suffix tree copies prompts anyway
+FORCED = "forced"  # name of forced tokens in statistics
 OWN_DRAFT = "own"  # the draft model that comes with the model
 # by greedy: tokens per step with STAND, a suffix tree and a draft model, relative to STAND
 EXPECTED_TOKENS = {False: (1.0, 0.85, 1.6), True: (1.0, 1.15, 1.6)}
@@ -74,6 +79,16 @@ class Auto(Router):
             is_model_free = self.has_default_parts and len(parts) == len(DEFAULT_PARTS)
             optimism = MODEL_FREE_OPTIMISM if is_model_free else OPTIMISM
         super().__init__(parts=parts, scope=scope, run=run, optimism=optimism, tokenizer=tokenizer)
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
+        """The drafts of the parts, with the tokens that a constraint forces."""
+        forced = [forced_chain(*pair) for pair in zip(seqs, plans, strict=True)]
+        left = [
+            plan.sized(plan.nodes - len(chain)) for plan, chain in zip(plans, forced, strict=True)
+        ]
+        trees = super().propose(seqs, left, dice)
+        pairs = zip(forced, trees, strict=True)
+        return [merge([chain, tree], (FORCED, "")) if len(chain) else tree for chain, tree in pairs]
 
     def _keeper(self, tenant: str) -> Persistent:
         try:

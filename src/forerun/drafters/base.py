@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from forerun import registry
+from forerun.core.allowed import AllowedTokens
 from forerun.core.dice import Dice
 from forerun.core.growing import Grower, Path, Source
 from forerun.core.mixins import Persistent, Priced, forget, parts_of, persistent, priced
@@ -98,6 +100,10 @@ class Composite(Persistent, Priced):
         for part in self.parts:
             part.start(seq)
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        for part in self.parts:
+            part.read(seqs)
+
     def observe(self, step: Step) -> None:
         for part in self.parts:
             part.observe(step)
@@ -171,6 +177,7 @@ def grow(
         for i, (plan, own) in enumerate(zip(plans, dice, strict=True))
         if not plan.is_empty
     }
+    allowed = {i: AllowedTokens.of(seqs[i]) for i in growths}
     wants: dict[int, list[Path]] = {}
     answers: dict[int, list[Proposal | None]] = {}
     while growths:
@@ -180,15 +187,37 @@ def grow(
             except StopIteration as end:
                 trees[i] = end.value
                 del growths[i]
-        asked = [(seqs[i], path) for i in growths for path in wants[i]]
+        asked = [_Request(seqs[i], path, allowed[i]) for i in growths for path in wants[i]]
         known = iter(_proposals(source, asked))
         answers = {i: [next(known) for _ in wants[i]] for i in growths}
     return trees
 
 
-def _proposals(source: Source, asked: list[tuple[Sequence, Path]]) -> Many[Proposal | None]:
-    """The source's answers; None below a token that ends the sequence."""
-    is_open = [not path or path[-1] not in seq.end_ids for seq, path in asked]
-    left = list(compress(asked, is_open))
-    known = iter(source.next(left) if left else [])
-    return [next(known) if one else None for one in is_open]
+class _Request(NamedTuple):
+    """A path of which the proposal is wanted."""
+
+    seq: Sequence
+    path: Path
+    allowed: AllowedTokens | None
+
+    @property
+    def is_ended(self) -> bool:
+        return bool(self.path) and self.path[-1] in self.seq.end_ids
+
+    def forced(self) -> Proposal | None:
+        """A unit mass on the token that constraints force, if they do."""
+        run = self.allowed.forced(self.path) if self.allowed else ()
+        return Proposal(np.array(run[:1], np.int32), np.ones(1)) if run else None
+
+    def restrict(self, q: Proposal | None) -> Proposal | None:
+        return self.allowed.restrict(self.path, q) if self.allowed else q
+
+
+def _proposals(source: Source, asked: list[_Request]) -> Many[Proposal | None]:
+    """The source's answers without forbidden tokens; None below a token that ends the sequence."""
+    found: list[Proposal | None] = [None if one.is_ended else one.forced() for one in asked]
+    rows = [i for i, one in enumerate(asked) if found[i] is None and not one.is_ended]
+    known = source.next([(asked[i].seq, asked[i].path) for i in rows]) if rows else []
+    for i, q in zip(rows, known, strict=True):
+        found[i] = asked[i].restrict(q)
+    return found

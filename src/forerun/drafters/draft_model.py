@@ -52,10 +52,12 @@ class DraftModel(Grown, Shared, Priced):
         device: str = "auto",
         max_seqs: int = 256,
         tokenizer: Tokenizer | None = None,
+        target: Target | None = None,
     ) -> None:
         made = registry.make("grower", grower)
         if isinstance(model, str):
-            model = load_draft(model, dtype, device, max_seqs, tokenizer)
+            graphs = getattr(target, "graphs", True)  # off for both models or for none
+            model = load_draft(model, dtype, device, max_seqs, tokenizer, graphs=graphs)
         self.source: ModelSource
         super().__init__(ModelSource(model, is_tree=grower != "chain"), made)
         self.runner, self._tokenizer = model, tokenizer

@@ -9,6 +9,7 @@ Exact: POINT nodes. Needs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from weakref import WeakSet
 
 from forerun.core.dice import Dice
@@ -39,13 +40,12 @@ class PromptLookup(PerSequence):
         self.follow = 1 if allow_short else tokens  # tokens that must follow an occurrence
         self._seqs: WeakSet[Sequence] = WeakSet()  # sequences with an index
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        for seq in seqs:
+            self._index(seq)
+
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        index = seq.scratch.get(self)
-        if index is None or not index.fits(seq.tokens):
-            index = seq.scratch[self] = Index(self.ngram, self.follow, self.match == "last")
-            self._seqs.add(seq)
-        index.extend(seq.tokens)
-        start = index.find(seq.tokens)
+        start = self._index(seq).find(seq.tokens)
         if start is None:
             return EMPTY
         return chain(seq.tokens[start : start + min(self.tokens, plan.nodes, plan.depth)])
@@ -64,6 +64,15 @@ class PromptLookup(PerSequence):
         entries = sum(len(seq.scratch[self].ends) for seq in self._seqs)
         # bytes of a tuple and a dict slot
         return {"prompt lookup index": entries * (120 + 8 * self.ngram)}
+
+    def _index(self, seq: Sequence) -> Index:
+        """The index of a sequence, extended to its last token."""
+        index = seq.scratch.get(self)
+        if index is None or not index.fits(seq.tokens):
+            index = seq.scratch[self] = Index(self.ngram, self.follow, self.match == "last")
+            self._seqs.add(seq)
+        index.extend(seq.tokens)
+        return index
 
 
 class Index:

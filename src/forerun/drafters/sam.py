@@ -95,9 +95,14 @@ class Sam(Persistent, Priced):
             part.bind(target)
 
     def start(self, seq: Sequence) -> None:
-        self._follow(seq)
         for part in self.parts:
             part.start(seq)
+
+    def read(self, seqs: Many[Sequence]) -> None:
+        for seq in seqs:
+            self._follow(seq)
+        for part in self.parts:
+            part.read(seqs)
 
     def draft_seconds(self, nodes: int, num: int = 1) -> float:
         return sum(priced(part).draft_seconds(nodes, num) for part in self.parts)

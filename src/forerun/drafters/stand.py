@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.core.allowed import AllowedTokens
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.growing import Grower, Path, Source
 from forerun.core.logits import TargetProbs
@@ -142,7 +143,7 @@ class Stand(PerSequence, Persistent):
 
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         draws = self.choice == "sampled" and not seq.sampling.is_greedy
-        if not isinstance(dice, SeededDice):
+        if not isinstance(dice, SeededDice) or AllowedTokens.of(seq):  # kernels ask no shaper
             return grow([seq], [plan], [dice], MemorySource(self), self._grower(seq, draws))[0]
         memory, temper = self.memory(seq), self.temper(seq)
         uniforms = dice.peek(plan.nodes * self.entries) if draws else None
@@ -212,11 +213,11 @@ class Stand(PerSequence, Persistent):
         seq, laws, nodes, start = step.seqs[i], step.laws[i], step.visited(i), step.start(i)
         if not nodes:
             return
-        if laws.top_logits is None:
+        if laws.top_entries is None:
             self._memories.teach(memory, seq.tokens, start, self._rows(seq, laws, nodes))
             return
         is_raw, root = self._learns_model(seq), memory.context(seq.tokens[:start])
-        ids, probs = laws.top_logits.entries(nodes, self.entries, is_raw=is_raw)
+        ids, probs = laws.top_entries.entries(nodes, self.entries, is_raw=is_raw)
         self._memories.enlarge(memory, len(nodes))
         memory.learn(root, step.trees[i], np.array(nodes, np.int32), ids, probs)
 

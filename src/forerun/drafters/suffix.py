@@ -79,6 +79,11 @@ class Suffix(PerSequence, Persistent):
     def start(self, seq: Sequence) -> None:
         self._responses.join(seq)
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        self._responses.gather(seqs)
+        for seq in seqs:
+            self._responses.follow(seq)
+
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         self._responses.gather(seqs)
         return super().propose(seqs, plans, dice)

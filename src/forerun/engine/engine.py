@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.core.allowed import AllowedTokens, legal_part
 from forerun.core.forward_batch import ForwardBatch, missing
 from forerun.core.logits import TargetProbs, advance
 from forerun.core.mixins import observes, parts_of
@@ -110,8 +111,7 @@ class Engine:
         """A plan and a tree for each sequence."""
         plans = [self._plan(seq) for seq in seqs]
         drafts = self.drafter.propose(seqs, plans, [seq.dice for seq in seqs])
-        pairs = zip(drafts, seqs, strict=True)
-        trees = [tree.without_nodes_below(seq.end_ids) for tree, seq in pairs]
+        trees = [_usable(*pair) for pair in zip(drafts, seqs, strict=True)]
         probed = trees
         if "probes" in self.verifier.needs:
             probed = [self._probe(*pair) for pair in zip(seqs, trees, strict=True)]
@@ -132,9 +132,13 @@ class Engine:
 
     @timed
     def forward(self, draft: Draft) -> list[Rows]:
-        """The forward pass of `verify`. Meanwhile the drafter observes the last step."""
+        """The forward pass of `verify`. Meanwhile the drafter observes the last step and reads."""
         found = self.target.launch(ForwardBatch(draft.seqs, draft.probed, self.needs))
         observe_pending(self.drafter)
+        if self.target.is_async:
+            pairs = zip(draft.seqs, draft.plans, strict=True)
+            if seqs := [seq for seq, plan in pairs if observes(self.drafter, seq, plan)]:
+                self.drafter.read(seqs)
         self.target.collect()
         return found
 
@@ -144,6 +148,8 @@ class Engine:
         starts = [len(seq.tokens) for seq in draft.seqs]
         pairs = zip(verdicts, draft.trees, strict=True)
         emitted = self._extend(draft.seqs, [verdict.tokens(tree) for verdict, tree in pairs])
+        for seq, verdict, tokens in zip(draft.seqs, verdicts, emitted, strict=True):
+            seq.logw += sum(verdict.logws[: len(tokens)])
         self.target.commit(draft.seqs, draft.probed, verdicts)
         step = Step(
             draft.seqs,
@@ -181,6 +187,7 @@ class Engine:
         return ended + dropped
 
     def _start(self, seq: Sequence) -> None:
+        seq.shapers = self.shapers
         seq.states = tuple(shaper.start(seq) for shaper in self.shapers)
         self.stops.start(seq)
         self.drafter.start(seq)
@@ -237,6 +244,13 @@ class Engine:
         for other in errors[1:]:
             errors[0].add_note(f"another listener failed too: {type(other).__name__}: {other}")
         raise errors[0]
+
+
+def _usable(tree: Tree, seq: Sequence) -> Tree:
+    """The tree without nodes that cannot be accepted."""
+    tree = tree.without_nodes_below(seq.end_ids)
+    allowed = AllowedTokens.of(seq) if len(tree) else None
+    return tree if allowed is None else legal_part(tree, allowed)
 
 
 def _leads(found: list[Rows]) -> Many[int]:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Many
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,12 @@ class Sample:
     finish: str  # "stop", "length" or "cancelled"
     stats: Stats
     logprobs: list[dict[int, float]] | None = None  # per token: id -> the target's log-probability
+    constraint: Any = None  # `constraints._request.Report` of its constraint
+
+    @property
+    def valid(self) -> bool | None:
+        """Whether the constraint allows the text; None without one."""
+        return None if self.constraint is None else self.constraint.valid
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Run:
     ) -> None:
         self.model, self.engine = model, engine
         self.recorder = recorder
-        self.prompts, self.tenant = prompts, tenant
+        self.prompts, self.samplings, self.tenant = prompts, samplings, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # makes the groups of this run unique
         self._is_done = self._is_closed = False  # all samples are out; closed before that
@@ -257,7 +263,10 @@ class Run:
         logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
         stats = self.recorder.of(seq)
         stats.failures = self.engine.drafter.failures(seq)  # type: ignore[attr-defined]
-        return Sample(_prompt(seq), seq.index, text, tokens, seq.finish or "", stats, logprobs)
+        reports = (shaper.report(seq, text) for shaper in seq.shapers)
+        report = next((found for found in reports if found is not None), None)
+        finish = seq.finish or ""
+        return Sample(_prompt(seq), seq.index, text, tokens, finish, stats, logprobs, report)
 
 
 def _prompt(seq: Sequence) -> int:

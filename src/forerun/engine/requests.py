@@ -79,6 +79,15 @@ def check_overrides(names: Iterable[str], options: Iterable[str]) -> None:
         raise UnknownName.of("option", unknown[0], {*fields, *options})
 
 
+def as_many(name: str, given: Any, kinds: Any) -> list[Any]:
+    """One object of these kinds, or several, as a list. Raises ConfigError for anything else."""
+    if isinstance(given, kinds):
+        return [given]
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise ConfigError(f"{name} must be one or a list of them, got {given!r:.60}; () is none")
+    return list(given)
+
+
 def check_batch(batch: int | None) -> None:
     """Raises ConfigError unless it is None or a positive integer."""
     if batch is not None:

@@ -116,15 +116,19 @@ class SafeDrafter(Shared, Priced):
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
+        for seq, plan in zip(seqs, plans, strict=True):
+            if observes(self, seq, plan):
+                self._begin(seq)
         asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
         if not asked:
             return trees
-        for i in asked:
-            self._begin(seqs[i])
         pick = [seqs[i] for i in asked], [plans[i] for i in asked], [dice[i] for i in asked]
         for i, tree in zip(asked, self._propose(*pick), strict=True):
             trees[i] = tree
         return trees
+
+    def read(self, seqs: Many[Sequence]) -> None:
+        self._try(lambda: self.drafter.read(seqs), [])
 
     def observe(self, step: Step) -> None:
         pairs = zip(step.seqs, step.plans, strict=True)
@@ -132,7 +136,7 @@ class SafeDrafter(Shared, Priced):
         if not rows:
             return
         mine = step if len(rows) == len(step.seqs) else step.select(rows)
-        for seq in mine.seqs:  # not deferred: `start` may run a forward pass
+        for seq in mine.seqs:  # drafts may come from elsewhere, see `integrations`
             self._begin(seq)
         if self._defers:
             observe_pending(self)

@@ -59,12 +59,15 @@ def generate(
     verifier: str | Verifier = registry.DEFAULT_VERIFIER,
     controller: str = registry.DEFAULT_CONTROLLER,
     stream_to: Any = None,
+    rowwise: bool = False,
     **model_kwargs: Any,
 ) -> Any:
     """The decoding loop for `GenerationMixin.generate`; returns what generate returns.
 
     input_ids [B, L], left-padded by attention_mask. drafter, verifier, controller: names with
     options, or a Drafter, a Verifier. stream_to: a streamer, for callers other than generate.
+    rowwise: your processors, prefix_allowed_tokens_fn and stopping criteria keep no state and treat
+    each row by itself; without this they need batch size 1.
     Raises ConfigError for inputs and settings that are not supported, CapacityError for a text that
     is longer than the model's stored positions.
     """
@@ -75,10 +78,17 @@ def generate(
     config, batch = generation_config, len(input_ids)
     streamers = _streamers(stream_to, arguments.get("streamer"), input_ids)
     sampling, kept, warpers = split_processors(logits_processor, config.do_sample)
-    criteria = Criteria(stopping_criteria, input_ids)
+    criteria = Criteria(stopping_criteria, input_ids, is_rowwise=rowwise)
     wants_scores = bool(config.return_dict_in_generate and config.output_scores)
     keeps_rows = wants_scores and bool(criteria.others)
-    processors = Processors(kept, warpers, input_ids, criteria.has_ended, keeps_rows=keeps_rows)
+    processors = Processors(
+        kept,
+        warpers,
+        input_ids,
+        criteria.has_ended,
+        keeps_rows=keeps_rows,
+        is_rowwise=rowwise,
+    )
     if wants_scores:
         criteria.scores = processors.past_scores
     recorder = OutputRecorder(processors, config)
@@ -88,7 +98,7 @@ def generate(
         engine = Engine(
             target,
             SafeDrafter(drafter_of(model, drafter)),
-            registry.make("verifier", verifier) if isinstance(verifier, str) else verifier,
+            verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier),
             registry.make("controller", controller),
             stops=criteria,
             shapers=(processors,) if processors.applies else (),

@@ -113,6 +113,8 @@ def candidates(
     Other threads wait in `candidates` or `hf.generate` of this model until the block ends.
     """
     made: list[Candidates] = []
+    if not isinstance(drafter, Drafter):
+        registry.check_spec("drafter", drafter)
 
     def generator(*_: Any, generation_config: Any, **__: Any) -> Candidates:
         greedy = not generation_config.do_sample

@@ -105,6 +105,7 @@ def check_inputs(
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
         hint = "; pass input_ids" if "inputs_embeds" not in inputs else ""
         raise ConfigError(f"input_ids has shape {list(input_ids.shape)}: a prompt is empty{hint}")
+    check_given_mask(input_ids, arguments.get("attention_mask"))
     mask = inputs.get("attention_mask")
     if mask is not None:
         check_mask(input_ids, mask)
@@ -115,11 +116,35 @@ def check_cache(name: str, cache: Any) -> None:
     """Raises ConfigError for a cache of the user: its cells would be ignored and not updated."""
     if cache is None:
         return
-    filled = getattr(cache, "get_seq_length", lambda: len(cache))()
-    if getattr(cache, "_is_user_defined", False) or filled:
+    content = cache_content(cache)
+    if getattr(cache, "_is_user_defined", False) or content:
         raise ConfigError(
-            f"{name}={type(cache).__name__} with {int(filled)} tokens is not supported: this loop "
-            "has a cache of its own; remove it or use plain generate"
+            f"{name}={type(cache).__name__} with {content or '0 tokens'} is not supported: this "
+            "loop has a cache of its own; remove it or use plain generate"
+        )
+
+
+def cache_content(cache: Any) -> str:
+    """What a cache of transformers holds, "" if it is empty."""
+    try:
+        count = getattr(cache, "get_seq_length", lambda: len(cache))()
+    except ValueError:  # recurrent layers only, which count no tokens
+        return "a state" if cache.has_previous_state() else ""
+    return f"{int(count)} tokens" if count else ""
+
+
+def check_given_mask(input_ids: Tensor, mask: Any) -> None:
+    """Raises ConfigError for a mask of `generate` with another shape than the token ids.
+
+    `generate` repeats rows, and drops a mask of ones after it has made positions from it.
+    """
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return
+    rows, length = mask.shape
+    if length != input_ids.shape[1] or not rows or len(input_ids) % rows:
+        raise ConfigError(
+            f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}, got "
+            f"{list(mask.shape)}"
         )
 
 

@@ -2,12 +2,12 @@
 
 Processors that depend on ids and scores only are called for each visited node. All others
 may keep state: they are called once for every new token, in order, with the scores that `generate`
-would pass, which needs batch size 1.
+would pass, which needs batch size 1. In a batch they are refused, unless the caller declares that
+they treat every row by itself and keep no state.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +51,8 @@ PURE = {  # classes that depend on ids and scores only
     "WatermarkLogitsProcessor",
 }
 STATEFUL = {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"}
+PREFIX = "PrefixConstrainedLogitsProcessor"  # runs a function of the user
+ROWWISE = ", or pass rowwise=True if it keeps no state and treats each row by itself"
 MAX_KEPT = 32  # rows of ordered processors, enough for one step
 Key = tuple[int, ...]  # batch row, then new tokens
 
@@ -88,7 +90,9 @@ class Processors(Shaper):
 
     Processors receive padded prompts and the expected batch size, since some use the row index.
     has_ended: whether a text (row, new tokens) is complete; nothing after it is emitted.
-    keeps_rows: whether all scores are kept, for `rows`.
+    keeps_rows: whether all scores are kept, for `rows`. is_rowwise: the caller declares that every
+    processor treats each row by itself and keeps no state. Raises ConfigError for a batch with a
+    processor of which this is not known.
     """
 
     def __init__(
@@ -99,16 +103,18 @@ class Processors(Shaper):
         has_ended: Callable[[int, list[int]], bool],
         *,
         keeps_rows: bool = False,
+        is_rowwise: bool = False,
     ) -> None:
         self.processors, self.warpers, self.prompts = processors, warpers, prompts
         self.is_ordered = not all(map(is_pure, processors)) and len(prompts) == 1
         self.rows: dict[Key, np.ndarray] = {}  # scores without warpers
         self._has_ended, self._keeps_rows = has_ended, keeps_rows
         self._next: Key = ()  # state of the last call of ordered processors
-        if len(prompts) > 1:
-            for processor in processors:
-                if _class(processor) in STATEFUL:
-                    raise ConfigError(_refusal(processor, len(prompts), "it keeps state"))
+        for processor in processors if len(prompts) > 1 else ():
+            if _class(processor) in STATEFUL:
+                raise ConfigError(_refusal(_name(processor), len(prompts)))
+            if not is_pure(processor) and not is_rowwise:
+                raise ConfigError(_refusal(_name(processor), len(prompts)) + ROWWISE)
 
     @property
     def applies(self) -> bool:
@@ -142,7 +148,7 @@ class Processors(Shaper):
                     "remove_invalid_values=True"
                 )
             if np.isneginf(scores).all():
-                names = ", ".join(type(p).__name__ for p in self.processors) or "the model"
+                names = ", ".join(map(_name, self.processors)) or "the model"
                 raise ConfigError(
                     f"all scores of row {row} are -inf after {len(tokens)} new tokens: no token is "
                     f"allowed by {names}; relax one of them"
@@ -167,19 +173,13 @@ class Processors(Shaper):
             return logits.astype(np.float32)
         if self.is_ordered:
             if self._next and state[:-1] != self._next:
-                names = ", ".join(type(p).__name__ for p in self.processors if not is_pure(p))
+                names = ", ".join(_name(p) for p in self.processors if not is_pure(p))
                 raise ConfigError(
                     f"{names} must be called once per token, in order, and this drafter or "
                     "verifier asks for other nodes; use the defaults or plain generate"
                 )
             self._next = state
-        watched = self.processors if len(self.prompts) > 1 and not tokens else []
-        before = [None if is_pure(p) else _snapshot(p) for p in watched]
-        scores = apply(self.processors, self.prompts, row, tokens, logits)
-        for processor, old in zip(watched, before, strict=True):
-            if old is not None and _snapshot(processor) != old:
-                raise ConfigError(_refusal(processor, len(self.prompts), "it changed in a call"))
-        return scores
+        return apply(self.processors, self.prompts, row, tokens, logits)
 
     def _warped(self, row: np.ndarray) -> np.ndarray:
         """The row with -inf for tokens that warpers remove, as transformers' code decides."""
@@ -216,23 +216,15 @@ def apply(
     return scores[row].float().cpu().numpy()
 
 
-def _snapshot(processor: Any) -> bytes:
-    """The attributes of a processor, to notice a change."""
-    try:
-        return pickle.dumps(vars(processor))
-    except Exception:  # a lambda, a lock, a grammar in another language
-        return repr([(name, _short(value)) for name, value in vars(processor).items()]).encode()
+def _name(processor: Any) -> str:
+    """The name of a processor: of its function, or of its class."""
+    if _class(processor) == PREFIX:
+        return "prefix_allowed_tokens_fn"
+    return f"logits processor {getattr(processor, '__name__', type(processor).__name__)}"
 
 
-def _short(value: Any) -> Any:
-    if isinstance(value, bool | int | float | str | type(None)):
-        return value
-    return type(value).__name__, id(value), len(value) if hasattr(value, "__len__") else 0
-
-
-def _refusal(processor: Any, batch: int, why: str) -> str:
+def _refusal(name: str, batch: int) -> str:
     return (
-        f"logits processor {type(processor).__name__} cannot be used with batch size {batch}: "
-        f"{why}, and rows of a batch advance by different numbers of tokens; use batch size 1 or "
-        "plain generate"
+        f"{name} cannot be used with batch size {batch}: it may keep state or compare rows, and "
+        "rows of a batch advance by different numbers of tokens; use batch size 1 or plain generate"
     )

@@ -82,6 +82,7 @@ def drafter_of(model: Any, spec: str | Drafter) -> Drafter:
     """A drafter by name, cached for the model."""
     if isinstance(spec, Drafter):
         return spec
+    registry.check_spec("drafter", spec)
     known = entry_of(model).drafters
     if spec not in known:
         known[spec] = registry.make("drafter", spec)

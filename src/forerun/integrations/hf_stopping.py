@@ -14,6 +14,7 @@ from forerun.errors import ConfigError
 from forerun.models.hf_rope import UNLIMITED
 
 MODULE = "transformers.generation.stopping_criteria"
+ROWWISE = ("MaxTimeCriteria", "StopStringCriteria")  # called here, and without state
 Scores = Callable[[int, list[int]], tuple[Tensor, ...]]
 
 
@@ -22,10 +23,19 @@ class Criteria(Stops):
 
     End tokens and the length limit are read from the list; the other criteria are called once for
     each text, with the ids of the row in a batch of the expected size. scores: returns the scores
-    of a text (row, new tokens) for criteria that read them.
+    of a text (row, new tokens) for criteria that read them. is_rowwise: the caller declares that
+    every criterion treats each row by itself and keeps no state. Raises ConfigError for a batch
+    with a criterion of which this is not known.
     """
 
-    def __init__(self, criteria: Any, prompts: Tensor, scores: Scores | None = None) -> None:
+    def __init__(
+        self,
+        criteria: Any,
+        prompts: Tensor,
+        scores: Scores | None = None,
+        *,
+        is_rowwise: bool = False,
+    ) -> None:
         listed = list(criteria or ())
         ends = [_ids(c) for c in listed if _is(c, "EosTokenCriteria")]
         super().__init__([token for ids in ends for token in ids])
@@ -33,6 +43,8 @@ class Criteria(Stops):
         self.max_length = min(limits, default=None)
         plain = ("EosTokenCriteria", "MaxLengthCriteria")
         self.others = [c for c in listed if not any(_is(c, name) for name in plain)]
+        if len(prompts) > 1 and not is_rowwise:
+            _check_rowwise(self.others, len(prompts))
         # `generate` pads finished rows only then; otherwise they go on until all rows have ended
         self.has_ends = any(hasattr(c, "eos_token_id") for c in listed)
         self.is_length_only = False  # for rows that go on
@@ -81,6 +93,19 @@ class Criteria(Stops):
         scores = None if self.scores is None else self.scores(row, tokens)
         found = [torch.as_tensor(c(ids, scores)).flatten() for c in self.others]
         return any(bool(done[row] if len(done) > 1 else done.all()) for done in found)
+
+
+def _check_rowwise(criteria: list[Any], batch: int) -> None:
+    """Raises ConfigError for a criterion that may keep state, or compare rows."""
+    for criterion in criteria:
+        if not any(_is(criterion, name) for name in ROWWISE):
+            name = getattr(criterion, "__name__", type(criterion).__name__)
+            raise ConfigError(
+                f"stopping criterion {name} cannot be used with batch size {batch}: it may keep "
+                "state or compare rows, and rows of a batch advance by different numbers of "
+                "tokens; use batch size 1 or plain generate, or pass rowwise=True if it keeps no "
+                "state and treats each row by itself"
+            )
 
 
 def _is(criterion: Any, name: str) -> bool:

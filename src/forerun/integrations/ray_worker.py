@@ -23,7 +23,6 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, with_source
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.remote_code import is_trusted
-from forerun.runner import gpu
 from forerun.state.array_file import Origin
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Setup:
     shapers: Callable[[Model], Many[Shaper]] = no_shapers
     target: str | None = None  # built around the model
     trusts_code: bool = field(default_factory=is_trusted)  # --trust-remote-code
-    graphs: bool = field(default_factory=gpu.uses_graphs)  # CUDA graphs, as in the main process
+    graphs: bool = True  # CUDA graphs on a GPU
 
 
 class Worker:
@@ -78,11 +77,10 @@ class Worker:
         from forerun.state.drafter_files import origin_of
 
         s = self.setup
-        gpu.use_graphs(s.graphs)
         if self.threads:
             torch.set_num_threads(self.threads)
         how: dict[str, Any] = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
-        how["trust_remote_code"] = s.trusts_code
+        how |= {"trust_remote_code": s.trusts_code, "graphs": s.graphs}
         self.model = forerun.load(s.model, max_seqs=s.batch, target=s.target, **how)
         self.main = self.model.drafter(s.drafter)
         self.drafter: str | Drafter = s.drafter  # a name: every piece starts with a new drafter
@@ -197,6 +195,10 @@ class ShadowedDrafter(Shared, Priced):
     def start(self, seq: Sequence) -> None:
         self.main.start(seq)
         self.fresh.start(seq)
+
+    def read(self, seqs: Many[Sequence]) -> None:
+        self.main.read(seqs)
+        self.fresh.read(seqs)
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         return [with_source(tree, self.name) for tree in self.main.propose(seqs, plans, dice)]

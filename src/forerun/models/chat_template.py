@@ -12,7 +12,7 @@ MAX_SECONDS = 5.0  # for one rendering, which usually takes milliseconds
 STOP_SECONDS = 0.05  # between attempts to stop a rendering
 MAX_STOPS = 20
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 TRIALS: tuple[Messages, ...] = (  # a usable template accepts at least one of them
     [{"role": "user", "content": "Hello."}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}],
@@ -48,20 +48,29 @@ def rendered(inner: Any, messages: Messages, **options: Any) -> str:
     raise TemplateError(_message(work.error)) from work.error
 
 
-def check_template(inner: Any, trials: tuple[Messages, ...] = TRIALS, **options: Any) -> None:
-    """Raises TemplateError for a template that accepts none of the `trials`."""
+def check_template(
+    inner: Any, trials: tuple[Messages, ...] = TRIALS, *, shows: str = "", **options: Any
+) -> None:
+    """Raises TemplateError for a template that accepts none of the `trials`.
+
+    shows: text in lower case that a rendering must hold.
+    """
     errors = []
     for messages in trials:
         try:
-            rendered(inner, messages, **options)
-            return
+            if shows in rendered(inner, messages, **options).casefold():
+                return
+            raise TemplateError(
+                "the chat template leaves out the text of user messages; write "
+                "{{ message['content'] }} where it belongs"
+            )
         except TemplateError as error:
             errors.append(error)
     raise errors[0]
 
 
 def check_source(source: str) -> None:
-    """Raises TemplateError for the text of a template that accepts none of the trials."""
+    """Raises TemplateError for a template that accepts none of the trials, or leaves them out."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -69,7 +78,7 @@ def check_source(source: str) -> None:
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     inner = PreTrainedTokenizerFast(tokenizer_object=empty, **names)
     inner.chat_template = source
-    check_template(inner, add_generation_prompt=True)
+    check_template(inner, shows="hello", add_generation_prompt=True)
 
 
 def _import(inner: Any, messages: Messages, options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forerun.assets import MODELS, embedded
@@ -85,7 +85,8 @@ def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> Mode
         model = getattr(target, "model", None)
         kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]
         device = str(getattr(model, "device", "auto"))
-        draft = load_draft(name, kinds[0] if kinds else "auto", device, MAX_DRAFT_SEQS, tokenizer)
+        kind, graphs = kinds[0] if kinds else "auto", getattr(target, "graphs", True)
+        draft = load_draft(name, kind, device, MAX_DRAFT_SEQS, tokenizer, graphs=graphs)
         check_size(draft, target, tokenizer)
         known[name] = draft
     return draft
@@ -107,7 +108,13 @@ def check_size(draft: ModelRunner, target: Target, tokenizer: Tokenizer | None) 
 
 
 def load_draft(
-    name: str, dtype: str, device: str, max_seqs: int, tokenizer: Tokenizer | None
+    name: str,
+    dtype: str,
+    device: str,
+    max_seqs: int,
+    tokenizer: Tokenizer | None,
+    *,
+    graphs: bool = True,
 ) -> ModelRunner:
     """Loads a draft model. Raises ModelError, and ConfigError for another vocabulary."""
     from forerun.models.load import load_target
@@ -116,7 +123,8 @@ def load_draft(
     path = located(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
-    return load_target(path, dtype=dtype, device=device, max_seqs=max_seqs)  # type: ignore[return-value]
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs}
+    return load_target(path, max_seqs=max_seqs, **how)  # type: ignore[return-value]
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:

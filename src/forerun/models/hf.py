@@ -42,8 +42,10 @@ from forerun.models.weight_version import counters, fingerprint
 from forerun.runner.base import Runner
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
 from forerun.runner.slots import MIN_REUSE_TOKENS, Slot
+from forerun.utils.device_copy import to_device
 
 log = logging.getLogger("forerun")
+CACHES = ("cache", "cache_params", "past_key_values")  # by release and kind of model
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 WATCHES = {
@@ -95,10 +97,11 @@ class HFTarget(Runner):
         self.vocab_size = text.vocab_size
         parameters = inspect.signature(model.forward).parameters
         self._can_trim = "logits_to_keep" in parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = next((n for n in CACHES if n in parameters), CACHES[-1])
         self._rope: LengthRope | None = length_rope(model, text)
         self._has_warned = False
         self._counters, self._updates = counters(model), 0
+        self._num_requests = [0]  # of updates; shared by twins
         self._last_tag: Hashable = None
         if way is None:
             if "position_ids" in parameters:
@@ -128,12 +131,12 @@ class HFTarget(Runner):
 
     @property
     def weights_version(self) -> int:
-        """Number of changes of the weights that torch's counters have shown so far."""
+        """Number of updates, and of changes that were noticed so far."""
         if self.watch != "none":
             found = counters(self.model)
             if found != self._counters:
                 self._counters, self._updates = found, self._updates + 1
-        return self._updates
+        return self._updates + self._num_requests[0]
 
     def _tag_cells(self, seqs: Many[Sequence]) -> None:
         """Before new sequences get slots: sets the tag of cells that they may share."""
@@ -209,7 +212,8 @@ class HFTarget(Runner):
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
         with self.lock:
             update_module(self.model, state)
-            self.cache.invalidate()
+            self._num_requests[0] += 1  # all cells are dropped, also without a new weight
+            self.forget_cells()
 
     def _computed(self, work: Work, wanted: CallRequest) -> tuple[Tensor, ...]:
         """The outputs of `_call` for the rows of a work. Raises CapacityError if out of memory."""
@@ -239,12 +243,12 @@ class HFTarget(Runner):
         held.cut(span.start)
         options: dict[str, Any] = {}
         if work.nodes:
-            hidden = torch.from_numpy(~span.sees).to(self.device)  # type: ignore[operator]
+            hidden = to_device(~span.sees, self.device)  # type: ignore[operator]
             shape = (1, 1, span.num_rows, span.stop)
             mask = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
             mask[..., span.base :].masked_fill_(hidden, torch.finfo(mask.dtype).min)
             options["attention_mask"] = mask
-            options["position_ids"] = torch.from_numpy(span.positions).to(self.device)[None]
+            options["position_ids"] = to_device(span.positions, self.device)[None]
         outputs = self._call([*work.pending, *work.nodes], held.cache, wanted, **options)
         held.length = span.stop
         return tuple(part[wanted.first :] for part in outputs)
@@ -327,7 +331,7 @@ class HFTarget(Runner):
             options["logits_to_keep"] = max(num - wanted.first, 1) if wanted.logits else 1
         if wanted.attention:
             options["output_attentions"] = True
-        ids = torch.tensor([tokens], device=self.device)
+        ids = to_device(torch.tensor([tokens]), self.device)
         with ExitStack() as stack:
             stack.enter_context(eval_mode(model))
             if wanted.attention:

@@ -24,6 +24,7 @@ from forerun.models.paths import (
     model_folder,
     read_config,
 )
+from forerun.models.shards import warn_of_two
 from forerun.models.weight_update import update_decoder
 from forerun.runner.free_memory import check_weights
 from forerun.runner.model_runner import ModelRunner
@@ -46,14 +47,15 @@ def load_target(
     max_seqs: int = 16,
     context: int | None = None,
     weights: str = "auto",
+    graphs: bool = True,
 ) -> Target:
     """A Target for a folder, a hub id or a loaded transformers model.
 
     dtype: bf16, fp16, fp32, or a torch dtype; "auto" is the checkpoint's. device: "auto" is CUDA if
     available. context: max sequence length, at most the model's own. weights: "int8" has a scale
-    per output; on a CPU "int8:128" has one per 128 inputs; on a GPU also "fp8" and "int4". Our
-    decoder runs the families that it supports, transformers the rest. Raises ModelError with the
-    cause.
+    per output; on a CPU "int8:128" has one per 128 inputs; on a GPU also "fp8" and "int4".
+    graphs: False runs all passes on torch on a GPU. Our decoder runs the families that it
+    supports, transformers the rest. Raises ModelError with the cause.
     """
     dtype = dtype_name(dtype)
     if not isinstance(max_seqs, int) or max_seqs < 1:
@@ -75,6 +77,7 @@ def load_target(
         return HFTarget(path_or_model, max_seqs=max_seqs, context=context)
     folder = model_folder(path_or_model)
     check_folder(folder)
+    warn_of_two(folder)
     where = choose_device(device)
     try:
         plan, config = planned(folder, context)
@@ -97,7 +100,7 @@ def load_target(
         options = {"max_seqs": max_seqs, "context": context}
         check_files(folder, DTYPES.get(dtype), where)
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
-    runner = ModelRunner(decoder, max_seqs=max_seqs, context=context)
+    runner = ModelRunner(decoder, max_seqs=max_seqs, context=context, graphs=graphs)
     warn_of_context(runner, context or min(runner.context, USUAL_TOKENS))
     return runner
 

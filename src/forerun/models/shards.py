@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +19,26 @@ from forerun.models.gguf_folder import linked_file
 from forerun.models.gguf_names import hf_tensors
 from forerun.models.paths import GGUF
 
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+log = logging.getLogger("forerun")
 MAX_HEADER_BYTES = 100 << 20  # limit of the safetensors format
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, or its GGUF file. Raises Unsupported without any."""
+    """The safetensors files of a checkpoint, or its GGUF file. Raises Unsupported without any.
+
+    As in transformers, model.safetensors comes before a shard index.
+    """
     if linked := linked_file(folder):
         return [linked]
-    single = folder / "model.safetensors"
+    single = folder / SINGLE
+    if single.exists():
+        return [single]
     names = sorted(set(weight_map(folder).values()))
     missing = [name for name in names if not (folder / name).exists()]
     if names and not missing:
         return [folder / name for name in names]
-    if single.exists():  # also if an index of older files was left behind
-        return [single]
     if missing:
         raise ModelError(f"{INDEX} names {missing[0]}, which is not in {folder}; copy it there")
     raise Unsupported("there is no model.safetensors")
@@ -47,9 +53,28 @@ def weight_map(folder: Path) -> dict[str, str]:
         found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if not found or not all(isinstance(name, str) for name in found.values()):
             raise ValueError("weight_map must name a file for every tensor")
+        if outside := next((name for name in found.values() if _leaves(name)), None):
+            raise ValueError(f"weight_map names {outside!r}, which is outside of the folder")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
         raise ModelError(f"{index} is not a safetensors index: {cause}") from cause
     return dict(found)
+
+
+def warn_of_two(folder: Path) -> None:
+    """Warns of a folder with both forms of a checkpoint; their weights may differ."""
+    if (folder / SINGLE).exists() and (folder / INDEX).exists():
+        log.warning(
+            "%s has both %s and %s; using the first, as transformers does; remove the other",
+            folder,
+            SINGLE,
+            INDEX,
+        )
+
+
+def _leaves(name: str) -> bool:
+    """Whether a file name leads out of its folder, also on other systems."""
+    parts = name.replace("\\", "/").split("/")
+    return ".." in parts or parts[0] == "" or parts[0].endswith(":")
 
 
 def owners(files: list[Path]) -> dict[str, Path]:
@@ -59,10 +84,11 @@ def owners(files: list[Path]) -> dict[str, Path]:
     other copies are ignored. Raises ModelError for a file that cannot be read.
     """
     held = {path: _names(path) for path in files}
-    mapped = {folder: weight_map(folder) for folder in {path.parent for path in files}}
+    folders = {path.parent for path in files if path.name != SINGLE}
+    mapped = {folder: weight_map(folder) for folder in folders}
     found: dict[str, Path] = {}
     for path, names in held.items():
-        places = mapped[path.parent]
+        places = mapped.get(path.parent, {})
         if path.name not in places.values():  # no index, or one that was left behind
             found |= {name: path for name in names if name not in found}
             continue

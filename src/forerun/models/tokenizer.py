@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ModelError, in_a_line
+from forerun.errors import ConfigError, ModelError, in_a_line
 from forerun.models.chat_template import TemplateError, rendered
 from forerun.models.end_ids import as_ids, declared_eos, usable_end_ids, within
 from forerun.models.remote_code import check_code, is_trusted
@@ -47,6 +47,7 @@ class Tokenizer:
         own = as_ids(getattr(inner, "eos_token_id", None))
         self.eos_ids = tuple(dict.fromkeys(own if eos_ids is None else eos_ids))
         self._has_warned_of_bos = False
+        self._token_bytes: dict[int, list[bytes | None]] = {}  # by vocabulary size
         self._backend: Any = getattr(inner, "backend_tokenizer", None)  # the Rust object
 
     @classmethod
@@ -108,6 +109,13 @@ class Tokenizer:
             )
         return ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that follows other text: without special tokens and a prefix space."""
+        before = "\n"
+        first, ids = self.encode(before, special=False), self.encode(before + text, special=False)
+        is_split = ids[: len(first)] == first
+        return ids[len(first) :] if is_split else self.encode(text, special=False)
+
     def decode(self, ids: Many[int], context: Many[int] = ()) -> str:
         """Text of ids that follow `context`, without special tokens."""
         stream = TextStream(self, context)
@@ -132,6 +140,23 @@ class Tokenizer:
         rule = ByteRule.of(self._backend.decoder)
         return None if rule is None else TokenPieces(self._backend, rule)
 
+    def token_bytes(self, vocab_size: int) -> list[bytes | None]:
+        """The bytes of each token within a text; None for special tokens and ids without a token.
+
+        Raises ConfigError if the bytes of a token depend on other tokens.
+        """
+        if self.pieces is None:
+            raise ConfigError(
+                "the text of this tokenizer's tokens depends on other tokens, so constraints on "
+                "the text cannot be applied"
+            )
+        if vocab_size not in self._token_bytes:
+            self._token_bytes[vocab_size] = [
+                None if token in self.specials else self.pieces(token)
+                for token in range(vocab_size)
+            ]
+        return self._token_bytes[vocab_size]
+
     @cached_property
     def specials(self) -> Mapping[int, str]:
         """Special tokens by id; they have no text."""
@@ -148,15 +173,18 @@ class Tokenizer:
         """
         return self.encode(self.chat_text(messages), special=False)
 
-    def chat_text(self, messages: str | list[dict[str, str]]) -> str:
-        """The text of a conversation in the chat template. Raises as `chat`."""
+    def chat_text(
+        self, messages: str | list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """The text of a conversation in the chat template, with tools. Raises as `chat`."""
         if not self.has_chat_template:
             raise TemplateError(
                 "this tokenizer has no chat template; give the prompt as plain text"
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return rendered(self.inner, messages, add_generation_prompt=True)
+        more = {"tools": tools} if tools else {}
+        return rendered(self.inner, messages, add_generation_prompt=True, **more)
 
     def vocabulary(self) -> dict[str, int]:
         """Token strings and their ids."""

@@ -7,6 +7,7 @@ a kernel. torchao is imported only when such weights are requested.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,15 +15,24 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.runner.native.weight_format import WeightFormat
+from forerun.runner.native.weight_format import INT4_GROUP_SIZES, WeightFormat
+
+MIN_RELEASE = 0, 18  # of torchao: the first with the configs below
 
 
 def why_not(rounding: WeightFormat, device: torch.device, dtype: torch.dtype | None = None) -> str:
     """Why a device does not support a rounding, with an alternative; empty if it does."""
     if device.type != "cuda":
-        return "int8 needs a CPU or CUDA, fp8 and int4 need CUDA; use int8 on a CPU, or auto"
+        if rounding.has_cpu_kernel:
+            return "int8 needs a CPU or CUDA; use auto"
+        return "fp8 and int4 need CUDA; use int8 on a CPU, or auto"
     if find_spec("torchao") is None:
-        return "on a GPU they need torchao; pip install 'forerun[torchao]', or use auto"
+        return "on a GPU they need torchao; pip install 'forerun[quant]', or use auto"
+    if (found := _release(version("torchao"))) < MIN_RELEASE:
+        return (
+            f"they need torchao {_dotted(MIN_RELEASE)} or later, not {_dotted(found)}; "
+            "pip install 'forerun[quant]', or use auto"
+        )
     if rounding.bits == 8 and rounding.group_size:
         return "int8 with a scale per group of inputs is for CPUs; use int8"
     if rounding.bits == 4 and dtype not in (None, torch.bfloat16):
@@ -37,14 +47,15 @@ def quantized(weight: Tensor, rounding: WeightFormat) -> Tensor:
 
     Raises ConfigError if the input width is no multiple of int4's group size.
     """
-    if rounding.bits == 4 and weight.shape[1] % rounding.group_size:
+    out, inner = weight.shape
+    if rounding.bits == 4 and inner % rounding.group_size:
+        fitting = [f"int4:{size}" for size in INT4_GROUP_SIZES if inner % size == 0]
         raise ConfigError(
             f"int4:{rounding.group_size} needs input widths that are multiples of "
-            f"{rounding.group_size}, and one is {weight.shape[1]}; use int4:32, or int8"
+            f"{rounding.group_size}, and one is {inner}; use {' or '.join([*fitting[-1:], 'int8'])}"
         )
     from torchao.quantization import quantize_
 
-    out, inner = weight.shape
     holder = torch.nn.Linear(inner, out, bias=False, device="meta")
     holder.weight = torch.nn.Parameter(weight, requires_grad=False)
     quantize_(holder, _config(rounding))
@@ -55,6 +66,15 @@ def nbytes(weight: Tensor) -> int:
     """Bytes of a torchao tensor."""
     names, _ = weight.__tensor_flatten__()  # type: ignore[attr-defined]
     return sum(getattr(weight, name).nbytes for name in names)
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
 
 
 def _config(rounding: WeightFormat) -> Any:

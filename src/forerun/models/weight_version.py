@@ -1,14 +1,17 @@
-"""Detects changed weights: by counters at every pass, by content before cells are reused.
+"""Detects a changed model: by counters at every pass, by content before cells are reused.
 
 The counters of torch change with every in-place operation on a tensor, such as an optimizer step or
 `load_state_dict`. They miss writes through `tensor.data` and switches that are no tensors, such as
 a disabled adapter. `fingerprint` covers these; it reads all weights, about as much as one token.
+It does not see what code reads from global variables or from objects of other classes.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -16,26 +19,28 @@ from torch import Tensor
 
 INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per number
 PLAIN = (bool, int, float, str, type(None))
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-IGNORED = {"training", "_is_hf_initialized"}  # attributes without effect on a pass in eval mode
+CODE = (FunctionType, BuiltinFunctionType, type)
+# attributes without effect on a pass in eval mode, or seen as tensors
+IGNORED = {"training", "_is_hf_initialized", "_parameters", "_buffers", "_modules"}
+MAX_DEPTH = 6  # of functions and containers within each other
 
 
-def tensors_of(model: Any) -> Iterator[Tensor]:
-    """Parameters and saved buffers; other buffers, such as rotary tables, follow the config."""
+def tensors_of(model: Any, *, unsaved: bool = False) -> Iterator[Tensor]:
+    """Parameters and saved buffers. unsaved: also the other buffers, such as rotary tables."""
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
                 yield parameter
         if module._buffers:
-            unsaved = module._non_persistent_buffers_set
+            skipped = () if unsaved else module._non_persistent_buffers_set
             for name, buffer in module._buffers.items():
-                if buffer is not None and name not in unsaved:
+                if buffer is not None and name not in skipped:
                     yield buffer
 
 
 def counters(model: Any) -> Hashable:
-    """Identity, address and in-place counter of every tensor."""
-    return tuple(map(_counter, tensors_of(model)))
+    """Identity, address and in-place counter of every tensor; identity of every module's code."""
+    return tuple(map(_counter, tensors_of(model))), tuple(map(_code, model.modules()))
 
 
 def _counter(tensor: Tensor) -> tuple[int, int, int]:
@@ -46,11 +51,18 @@ def _counter(tensor: Tensor) -> tuple[int, int, int]:
         return id(tensor), 0, version
 
 
+def _code(module: Any) -> tuple[int, int, int]:
+    """The module, and the function that runs it."""
+    own = vars(module).get("forward")
+    return id(module), id(own), id(type(module).forward)
+
+
 @torch.no_grad()
 def fingerprint(model: Any) -> Hashable:
-    """Checksums of all tensors, and the plain attributes and hooks of all modules."""
-    sums = tuple(map(_checksum, tensors_of(model)))
-    return counters(model), sums, tuple(map(_switches, model.modules()))
+    """Checksums of all tensors; the config; the attributes, hooks and code of all modules."""
+    sums = tuple(_checksum(tensor) for tensor in tensors_of(model, unsaved=True))
+    config = _state(vars(model.config), 0)
+    return counters(model), sums, config, tuple(map(_attributes, model.modules()))
 
 
 def _checksum(tensor: Tensor) -> tuple[int, ...]:
@@ -74,21 +86,41 @@ def _weighted(sums: Tensor) -> Tensor:
     return (sums * (places * 0x9E3779B97F4A7C1 + 1)).sum()
 
 
-def _switches(module: Any) -> Hashable:
-    """Plain attributes of a module, lists and dicts of them, and its hooks."""
-    plain = tuple(
-        (name, text)
-        for name, value in vars(module).items()
-        if name not in IGNORED and (text := _plain(value)) is not None
+def _attributes(module: Any) -> Hashable:
+    """All attributes of a module, with its hooks and the function of its class."""
+    found = tuple(
+        (name, _state(value, 0)) for name, value in vars(module).items() if name not in IGNORED
     )
-    return id(module), plain, tuple(tuple(map(id, vars(module)[name].values())) for name in HOOKS)
+    return id(module), type(module), _state(type(module).forward, 0), found
 
 
-def _plain(value: Any) -> str | None:
+def _state(value: Any, depth: int) -> Hashable:
+    """The content of plain values, tensors and containers; a function with what it holds."""
     if isinstance(value, PLAIN):
         return repr(value)
-    if isinstance(value, list | tuple) and all(isinstance(v, PLAIN) for v in value):
-        return repr(value)
-    if isinstance(value, dict) and all(isinstance(v, PLAIN) for v in value.values()):
-        return repr(value)
-    return None
+    if isinstance(value, Tensor):
+        return _counter(value), _checksum(value)
+    if depth > MAX_DEPTH:
+        return id(value)
+    if isinstance(value, list | tuple):
+        return tuple(_state(part, depth + 1) for part in value)
+    if isinstance(value, dict):
+        return tuple((repr(key), _state(part, depth + 1)) for key, part in value.items())
+    if isinstance(value, MethodType):
+        return id(value.__self__), _state(value.__func__, depth + 1)
+    if isinstance(value, partial):
+        return _state([value.func, value.args, value.keywords], depth + 1)
+    if isinstance(value, CODE):
+        return value, *(_state(part, depth + 1) for part in _held_by(value))
+    return id(value)
+
+
+def _held_by(function: Any) -> Iterator[Any]:
+    """The values that a function closes over, and its defaults."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            yield None
+    yield getattr(function, "__defaults__", None)
+    yield getattr(function, "__kwdefaults__", None)

@@ -74,11 +74,11 @@ def chapters(book: str) -> list[tuple[str, str]]:
     return out
 
 
-def cloze(sentence: str, rng: np.random.Generator) -> str:
-    """The words of a sentence, each dropped with probability 1/2; at least four stay."""
+def cloze(sentence: str, rng: np.random.Generator, share: float = 0.5) -> str:
+    """The words of a sentence, each kept with probability `share`; at least four stay."""
     words = plain(sentence).split()
     draws = rng.random(len(words))
-    keep = draws < max(0.5, np.sort(draws)[min(MIN_QUESTION_WORDS, len(words)) - 1] + 1e-12)
+    keep = draws < max(share, np.sort(draws)[min(MIN_QUESTION_WORDS, len(words)) - 1] + 1e-12)
     return " ".join(word for word, kept in zip(words, keep, strict=True) if kept)
 
 

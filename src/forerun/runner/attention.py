@@ -19,6 +19,7 @@ from torch import Tensor
 from forerun.core.forward_batch import EVERYTHING
 from forerun.runner.full_attention import FullAttention
 from forerun.runner.span import Span
+from forerun.utils.device_copy import to_device
 
 if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig, Transformer
@@ -57,7 +58,7 @@ class Masks:
             part = mask[..., first - low : last - low]
             if mask.numel() <= MAX_KEPT_MASK_ELEMENTS:
                 self._written.append(part)  # before it is written: a pass may be interrupted
-            part.masked_fill_(torch.from_numpy(~sees).to(self.device)[:, None], -torch.inf)
+            part.masked_fill_(to_device(~sees, self.device)[:, None], -torch.inf)
         return mask.view(len(spans), 1, fold * width, stop - low)
 
     def _take(self, shape: tuple[int, ...]) -> Tensor:
@@ -126,8 +127,7 @@ class Group:
             pad[row, : span.num_rows] = np.arange(at, at + span.num_rows)
             unpad.append(row * self.width + np.arange(span.num_rows))
             at += span.num_rows
-        places = torch.from_numpy(pad.reshape(-1)), torch.from_numpy(np.concatenate(unpad))
-        return places[0].to(device), places[1].to(device)
+        return to_device(pad.reshape(-1), device), to_device(np.concatenate(unpad), device)
 
 
 class Pass:
@@ -152,7 +152,7 @@ class Pass:
             slots = np.repeat([s.slot for s in spans], [s.num_rows for s in spans])
             places = np.concatenate([np.arange(s.start, s.stop) for s in spans])
             where = slots, places
-            self.index = tuple(torch.from_numpy(at).to(cache.device) for at in where)
+            self.index = tuple(to_device(at, cache.device) for at in where)
         self.cells = cells.unbind(0)
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
@@ -199,9 +199,8 @@ class TorchDecoder:
         ids = [t for i in order for t in (*works[i].pending, *works[i].nodes)]
         positions = np.concatenate([span.positions for span in spans])
         wanted = _wanted(works, order) if "logits" in needs else np.zeros(0, np.int64)
-        # all copies to a GPU come before its first kernel: a later copy would wait for kernels
         given = (np.array(ids), positions, wanted)
-        rows, places, kept = (torch.from_numpy(array).to(m.device) for array in given)
+        rows, places, kept = (to_device(array, m.device) for array in given)
         attend = self.attention(spans, cache)
         hidden = m(rows, places, int(positions.max()), attend, table)
         hidden = hidden.index_select(0, kept)

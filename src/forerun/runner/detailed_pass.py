@@ -18,6 +18,7 @@ from torch import Tensor
 from forerun.runner.forward_batch import DetailedWork, PassRequest, WorkRows
 from forerun.runner.full_attention import FullAttention
 from forerun.runner.span import Span
+from forerun.utils.device_copy import to_device
 
 if TYPE_CHECKING:
     from forerun.runner.attention import Pass, TorchDecoder
@@ -55,8 +56,8 @@ def _sorted_pass(
     spans = [work.span for work in works]
     positions = np.concatenate([span.positions for span in spans])
     firsts = np.cumsum([0, *(work.num_rows for work in works)])
-    places = torch.from_numpy(positions).to(m.device)
-    x = m.embedded(torch.tensor(ids, device=m.device), places)
+    places = to_device(positions, m.device)
+    x = m.embedded(to_device(np.array(ids, np.int64), m.device), places)
     for work, first in zip(works, firsts, strict=False):
         if work.resume is not None:
             x[first : first + work.num_resumed] = work.resume.rows.to(x)
@@ -64,7 +65,7 @@ def _sorted_pass(
     start, taps = x, dict[int, Tensor]()
     weights: list[dict[int, Tensor]] = [{} for _ in works]
     for stage in _stages(works, spans, firsts, request.layers or tuple(range(len(m.layers)))):
-        rows = torch.from_numpy(stage.rows).to(m.device)
+        rows = to_device(stage.rows, m.device)
         attend = _attention(decoder, stage, cache)
         part = x.index_select(0, rows)
         own = [tuple(t.index_select(0, rows) for t in pair) for pair in turns]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.runner.span import Span
+from forerun.utils.device_copy import to_device
 
 if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig
@@ -88,7 +89,7 @@ class FullAttention:
             return mask
         dropped = np.zeros((kv_heads, 1, 1, span.stop), np.bool_)
         dropped[..., : span.dropped.shape[2]] = span.dropped[layer, :kv_heads, None, None]
-        return mask | torch.from_numpy(dropped).to(mask.device)
+        return mask | to_device(dropped, mask.device)
 
     def _window_masks(self, span: Span) -> dict[int | None, Tensor]:
         """Per window of the model: cells hidden from each row, bool [1, 1, rows, n]."""

@@ -12,6 +12,7 @@ from forerun.errors import CapacityError
 from forerun.runner.free_memory import available_bytes
 from forerun.runner.kv_memory import Cells
 from forerun.runner.slots import Slot, Slots
+from forerun.utils.device_copy import to_device
 
 GRAPH_DEVICE_TYPES = ("cuda",)  # device types with graphs that store addresses of cells
 MIN_GRAPH_CELLS = 2048  # initial cells of a slot on such devices, so that they move rarely
@@ -67,7 +68,7 @@ class Cache(Slots):
         cells = self._words[:, slot.index]
         where: Any = np.array(source)
         if self.device.type != "cpu":
-            where = torch.from_numpy(where).to(self.device)
+            where = to_device(where, self.device)
         cells[:, start : start + len(source)] = cells[:, where]
 
     def copy(self, slot: Slot, other: Slot, length: int) -> None:

@@ -33,15 +33,23 @@ ALTERED = frozenset({"positions", "dropped_cells"})
 
 
 class ModelRunner(Runner):
-    """forerun's decoder with its KV cache: one packed pass for all sequences."""
+    """forerun's decoder with its KV cache: one packed pass for all sequences.
+
+    graphs: run passes over few rows as CUDA graphs on GPUs that support them.
+    """
 
     gives = EVERYTHING
 
     def __init__(
-        self, model: Transformer, *, max_seqs: int = 16, context: int | None = None
+        self,
+        model: Transformer,
+        *,
+        max_seqs: int = 16,
+        context: int | None = None,
+        graphs: bool = True,
     ) -> None:
         c = model.config
-        self.model = model
+        self.model, self.graphs = model, graphs
         self.vocab_size, self.num_layers = c.vocab_size, c.num_layers
         self.context = min(context or c.context, c.context)
         self.cache: Cache = Cache(
@@ -53,7 +61,7 @@ class ModelRunner(Runner):
             dtype=model.dtype,
             device=model.device,
         )
-        self.decode = decoder(model)
+        self.decode = decoder(model, graphs=graphs)
         self._torch: TorchDecoder | None = None  # for needs that `decode` lacks
         self._said: set[str] = set()  # needs for which the fallback was logged
         how = type(self.decode).__name__
@@ -172,10 +180,13 @@ class ModelRunner(Runner):
             wait()
 
 
-def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:
+def decoder(
+    model: Transformer, *, graphs: bool = True
+) -> NativeDecoder | TorchDecoder | GraphDecoder:
     """The decoder of a model: native or GPU kernels if they support it, otherwise torch."""
     if model.device.type == "cuda":
-        reason = gpu.unavailable(model.device) or gpu.unsupported_config(model.config)
+        reason = "" if graphs else gpu.TURNED_OFF
+        reason = reason or gpu.unavailable(model.device) or gpu.unsupported_config(model.config)
         if not reason:
             from forerun.runner.gpu.graphs import GraphDecoder  # needs Triton
 

@@ -126,21 +126,43 @@ class Session:
         tokens = list(self.pattern.tokens if tokens is None else tokens)
         generated = len(tokens) - self.pattern.num_prompt
         most = min(self.pattern.limit, generated + limit) if limit else self.pattern.limit
-        dice = self._dice(self.seed, self.prompt_index, *key)
         return replace(
-            self.pattern, tokens=tokens, limit=most, dice=dice, index=key[-1], logprobs=[]
+            self.pattern,
+            tokens=tokens,
+            limit=most,
+            dice=self.dice(*key),
+            index=key[-1],
+            logprobs=[],
+            allowed_mass=[],
         )
+
+    def dice(self, *key: int) -> Dice:
+        """The randomness of a key."""
+        return self._dice(self.seed, self.prompt_index, *key)
 
     def run(self, seqs: Iterable[Sequence]) -> Iterator[Sequence]:
         """Runs sequences to their ends; yields each as it ends."""
         for seq in seqs:
             self.engine.submit(seq)
         while not self.engine.scheduler.is_idle or self._paused:
-            for seq in self._step():
-                stats = self.recorder.of(seq)
-                stats.failures = self.engine.drafter.failures(seq)  # type: ignore[attr-defined]
-                self.stats.add(stats)
-                yield seq
+            yield from self.step()
+
+    def step(self) -> list[Sequence]:
+        """One step for every running sequence; returns those that ended."""
+        return self._counted(self._step())
+
+    def retire(self) -> list[Sequence]:
+        """Removes the cancelled sequences and returns them."""
+        with self.engine.target.lock:
+            return self._counted(self.engine.retire())
+
+    def _counted(self, ended: list[Sequence]) -> list[Sequence]:
+        """Adds the statistics of sequences that have ended."""
+        for seq in ended:
+            stats = self.recorder.of(seq)
+            stats.failures = self.engine.drafter.failures(seq)  # type: ignore[attr-defined]
+            self.stats.add(stats)
+        return ended
 
     def cancel_all(self) -> None:
         """Cancels all running and waiting sequences."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
+from forerun.constraints._request import Report
 from forerun.core.dice import SeededDice
 from forerun.core.records import Sequence
 from forerun.engine.stopping import Stops
@@ -60,6 +61,7 @@ class Progress:
     predicted: PredictedText | None
     choices: dict[int, Choice] = field(default_factory=dict)
     num_ended: int = 0
+    reports: dict[int, Report | None] = field(default_factory=dict)  # of constraints
     count: TokenCounts = field(default_factory=TokenCounts)
 
     @classmethod

@@ -14,6 +14,7 @@ from forerun import __version__
 from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
 from forerun.serving.jobs import Job
+from forerun.serving.lanes import GRAMMAR
 from forerun.serving.limits import Limits, forget_body
 from forerun.serving.metrics import CONTENT_TYPE
 from forerun.serving.origins import Origins, check_json
@@ -78,6 +79,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
         body, job = await service.lanes.run(len(content), is_chat, read)
         forget_body(request)
+        if service.needs_compiling(job):
+            await service.lanes.run_in(GRAMMAR, lambda: service.prepare(job))
         name, fingerprint = service.settings.name, service.fingerprint
         made = reply(job, body, name, fingerprint, service.token_text)
         return await service.responder.answer(request, job, made)

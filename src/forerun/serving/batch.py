@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from forerun.constraints._request import Report
 from forerun.core.records import Sequence
 from forerun.core.scopes import kept_key
 from forerun.engine.engine import Engine
@@ -211,15 +212,25 @@ class Batch:
             num_matched = prediction.num_matched(seq.generated)
             count.accepted_prediction += num_matched
             count.rejected_prediction += len(job.prediction) - num_matched
+        progress.reports[choice.number] = report = self._constraint_report(seq)
+        self.metrics.constrained(report)
         self._remove(choice)
         if progress.is_done:
             order = [progress.choices[i].seq for i in range(job.num_choices)]
             stats = [self.recorder.of(seq) for seq in order]
-            self._outbox.append((job, End(count, stats, [*map(self.dispatcher.method, order)])))
+            methods = [*map(self.dispatcher.method, order)]
+            reports = [progress.reports.get(i) for i in range(job.num_choices)]
+            self._outbox.append((job, End(count, stats, methods, reports)))
             seconds = time.monotonic() - job.arrived
             self.metrics.whole.observe(seconds)
             self.durations.append(seconds)
             self._finish_job(job)
+
+    def _constraint_report(self, seq: Sequence) -> Report | None:
+        """What its constraint did to a finished sequence."""
+        text = self.engine.stops.text(seq)
+        reports = (shaper.report(seq, text) for shaper in seq.shapers)
+        return next((found for found in reports if found is not None), None)
 
     def _isolate(self, fault: Exception) -> None:
         """Steps every sequence alone; drops only the jobs of sequences that fail."""

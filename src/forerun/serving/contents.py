@@ -10,6 +10,7 @@ from forerun.core.sampling import token_id
 from forerun.errors import ConfigError
 from forerun.serving.errors import bad
 from forerun.serving.schemas import Message, Part
+from forerun.serving.structured.tool_messages import calls_as_dicts
 
 
 def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -38,24 +39,30 @@ def _is_prompt(item: Any) -> bool:
     return isinstance(item, str) or isinstance(item, list) and item != [] and all(map(_is_id, item))
 
 
-def plain_message(i: int, message: Message) -> dict[str, str]:
-    """Role, text and name of message i. Raises ApiError if its content is not text."""
+def plain_message(i: int, message: Message) -> dict[str, Any]:
+    """Message i as chat templates take it. Raises ApiError if its content is not text."""
     where = f"messages.{i}"
-    if message.tool_calls or message.function_call or message.annotations or message.audio:
+    if message.function_call or message.annotations or message.audio:
         raise bad(
-            f"{where}: tool calls, annotations and audio are not supported",
+            f"{where}: function_call, annotations and audio are not supported",
             where,
             "unsupported_value",
         )
-    if not message.content and message.content != "":
+    if message.tool_calls and message.role != "assistant":
+        raise bad(f"{where}.tool_calls needs the role assistant", f"{where}.tool_calls")
+    more: dict[str, Any] = {"name": message.name} if message.name else {}
+    if message.tool_call_id and message.role == "tool":
+        more["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        more["tool_calls"] = calls_as_dicts(message.tool_calls, f"{where}.tool_calls")
+    if not message.content and message.content != "" and not message.tool_calls:
         came = "null" if message.content is None else "an empty list"
         raise bad(
             f"{where}.content: expected a text or a list of text parts, got {came}",
             f"{where}.content",
         )
-    text = plain_text(message.content, f"{where}.content")
-    named = {"name": message.name} if message.name else {}
-    return {"role": message.role, "content": text} | named
+    text = plain_text(message.content or "", f"{where}.content")
+    return {"role": message.role, "content": text} | more
 
 
 def plain_text(content: str | list[Part], where: str) -> str:

@@ -7,9 +7,11 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
+from forerun.constraints._request import Report
 from forerun.core.sampling import Sampling
 from forerun.engine.stats import Stats
 from forerun.serving.errors import ApiError
+from forerun.serving.structured.fields import Wanted
 from forerun.serving.traces import TraceUpdate
 
 _numbers = itertools.count(1)
@@ -47,6 +49,7 @@ class End:
     count: TokenCounts
     stats: list[Stats]  # of each choice
     methods: list[str]  # drafting method of each choice
+    reports: list[Report | None]  # of the constraint of each choice
 
 
 Event = Piece | End | ApiError
@@ -64,7 +67,10 @@ class Job:
     cache_tenant: str | None = None  # owner of its KV cells; None: `tenant`
     is_seeded: bool = False  # the client gave the seed, so the output must be reproducible
     nodes: int | None = None  # maximum draft tree of the request
-    constraints: tuple[str, ...] = ()  # names of the constraints of the request
+    constraints: tuple[str, ...] = ()  # names of the operator's constraints
+    wanted: Wanted | None = None  # the request's own constraint, not compiled yet
+    wanted_parts: list[Wanted] = field(default_factory=list)  # what it consists of
+    has_tools: bool = False  # the answer may hold tool calls
     prediction: list[int] = field(default_factory=list)
     streams: bool = False  # the client wants pieces as they come
     traces: bool = False  # the client wants a trace

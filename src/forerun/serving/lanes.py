@@ -10,7 +10,8 @@ from typing import TypeVar
 from forerun.serving.limits import SMALL_BODY_BYTES
 
 T = TypeVar("T")
-LANES = {"small": 2, "chat": 2, "large": 1}  # number of threads
+GRAMMAR = "grammar"
+LANES = {"small": 2, "chat": 2, "large": 1, GRAMMAR: 2}  # number of threads
 
 
 class Lanes:
@@ -24,6 +25,10 @@ class Lanes:
     async def run(self, size: int, is_chat: bool, work: Callable[[], T]) -> T:
         """The result of `work` for a body of `size` bytes."""
         name = "large" if size > SMALL_BODY_BYTES else "chat" if is_chat else "small"
+        return await self.run_in(name, work)
+
+    async def run_in(self, name: str, work: Callable[[], T]) -> T:
+        """The result of `work` in the threads of this name."""
         return await asyncio.get_running_loop().run_in_executor(self._pools[name], work)
 
     def close(self) -> None:

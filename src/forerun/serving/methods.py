@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forerun import registry
-from forerun.core.roles import Drafter, Verifier
+from forerun.constraints.base import Constraint
+from forerun.core.roles import Drafter, Shaper, Verifier
 from forerun.engine.engine import check_pair
 from forerun.errors import ConfigError
 from forerun.serving.errors import ApiError, unknown
@@ -72,15 +73,31 @@ class Methods:
 class Constraints:
     """Constraints for requests, built before the server starts.
 
-    specs: name -> constraint spec. Raises ConfigError, DataError, UnknownName.
+    specs: name -> constraint spec. samplings: how requests may draw tokens under a constraint.
+    Raises ConfigError, DataError, UnknownName.
     """
 
-    def __init__(self, model: Model, specs: Mapping[str, str]) -> None:
-        self.shapers = {name: model.constraint(spec) for name, spec in specs.items()}
+    def __init__(
+        self, model: Model, specs: Mapping[str, str], samplings: tuple[str, ...] = ("mask",)
+    ) -> None:
+        self.samplings = samplings
+        tokenizer, vocab_size = model.tokenizer, model.target.vocab_size
+        self.shapers: dict[str, Shaper] = {
+            name: model.constraint(spec).bind(tokenizer, vocab_size) for name, spec in specs.items()
+        }
 
     def gates(self) -> tuple[Gate, ...]:
-        """Shapers for a new engine, in the operator's order."""
-        return tuple(Gate(name, shaper) for name, shaper in self.shapers.items())
+        """Shapers for a new engine, in the operator's order: those that are no `Constraint`."""
+        return tuple(
+            Gate(name, shaper)
+            for name, shaper in self.shapers.items()
+            if not isinstance(shaper, Constraint)
+        )
+
+    def hard(self, names: Iterable[str]) -> list[Constraint]:
+        """The constraints among `names` that only forbid tokens."""
+        found = [self.shapers[name] for name in dict.fromkeys(names)]
+        return [one for one in found if isinstance(one, Constraint)]
 
     def choose(self, given: str | list[str] | None) -> tuple[str, ...]:
         """The constraint names of a request. Raises ApiError 400 for unknown names."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Total
 
+from forerun.constraints._request import Report
 from forerun.core.records import Step
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,6 +58,17 @@ class Metrics:
         self.faults = self._total("engine_faults", "Steps that failed", "forerun")
         self.failures = self._total("drafter_failures", "Steps without a failed draft", "forerun")
         self.cancelled = self._total("requests_cancelled", "Clients that went away", "forerun")
+        self._constrained = Total(
+            "forerun:constrained_samples",
+            "Finished samples with a constraint, by whether their text is allowed",
+            [*self._labels, "valid"],
+            registry=self.registry,
+        )
+        self.masks = self._total("constraint_masks", "Masks of allowed tokens", "forerun")
+        self.tests = self._total("constraint_tests", "Tests of single tokens", "forerun")
+        self.compiling = self._total(
+            "grammar_compile_seconds", "Time to compile constraints", "forerun"
+        )
         for position in range(8):  # dashboards need series that start at 0
             self._position(position)
 
@@ -84,6 +96,13 @@ class Metrics:
     def finished(self, reason: str) -> None:
         """Counts a finished sample."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
+
+    def constrained(self, report: Report | None) -> None:
+        """Counts a finished sample with a constraint; None: it has none."""
+        if report is not None:
+            self._constrained.labels(**self._labels, valid=str(report.valid).lower()).inc()
+            self.masks.inc(report.num_masks)
+            self.tests.inc(report.num_tests)
 
     def failed(self, status: int) -> None:
         """Counts a request that was answered with an error."""

@@ -20,7 +20,6 @@ from typing import Any
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_batch import MAX_DEATHS, connect, ray_module, shares
 from forerun.models.remote_code import is_trusted
-from forerun.runner import gpu
 from forerun.serving.service import Service, freeze_garbage
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
@@ -46,13 +45,12 @@ class ReplicaSetup:
     chat_template: str | None = None
     target: str | None = None  # built around the model
     trusts_code: bool = field(default_factory=is_trusted)  # --trust-remote-code
-    graphs: bool = field(default_factory=gpu.uses_graphs)  # CUDA graphs, as in the main process
+    graphs: bool = True  # CUDA graphs on a GPU
 
     def service(self) -> Service:
         """Loads the model and compiles all kernels."""
         import forerun
 
-        gpu.use_graphs(self.graphs)
         model = forerun.load(
             self.model,
             dtype=self.dtype,
@@ -61,6 +59,7 @@ class ReplicaSetup:
             context=self.context,
             target=self.target,
             trust_remote_code=self.trusts_code,
+            graphs=self.graphs,
         )
         if self.chat_template is not None:
             model.tokenizer.inner.chat_template = self.chat_template

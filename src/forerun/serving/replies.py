@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.constraints._request import Report
 from forerun.engine.stats import Stats
 from forerun.serving import traces
 from forerun.serving.jobs import End, Job, Piece, TokenCounts
 from forerun.serving.schemas import Shared
+from forerun.serving.structured.tool_replies import Calls
 from forerun.serving.token_text import TokenText
 
 
@@ -26,6 +29,7 @@ class Reply(ABC):
     token_text: TokenText
     created: int = field(default_factory=lambda: int(time.time()))
     num_sent: int = 0  # tokens sent in chunks
+    calls: dict[int, Calls] = field(default_factory=dict)  # tool calls of each choice
     number: str = field(default_factory=lambda: secrets.token_hex(12))  # shows no count of requests
 
     prefix = ""  # of response ids
@@ -37,8 +41,8 @@ class Reply(ABC):
         """A finished choice."""
 
     @abstractmethod
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        """The chunk of a choice for one piece."""
+    def deltas(self, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks of a choice for one piece."""
 
     def opening(self) -> list[dict[str, Any]]:
         """Chunks before any text."""
@@ -53,10 +57,13 @@ class Reply(ABC):
         frame = self._frame(self.whole_object, choices)
         return frame | {"usage": usage(end.count)} | self._statistics(end)
 
-    def more(self, piece: Piece) -> dict[str, Any]:
-        """The chunk of one piece."""
+    def more(self, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks of one piece."""
         self.num_sent += len(piece.tokens)
-        return self.chunk([self.delta(piece) | self.trace([piece])])
+        deltas = self.deltas(piece)
+        if trace := self.trace([piece]):
+            deltas[0] |= trace
+        return [self.chunk([one]) for one in deltas]
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """One chunk of a stream."""
@@ -100,8 +107,8 @@ class Reply(ABC):
         method = requested if requested in end.methods else end.methods[0]
         ours = {"method": method, "max_nodes": self.job.nodes, **total.to_dict()}
         ours["choices"] = [
-            {"method": own} | stats.to_dict()
-            for own, stats in zip(end.methods, end.stats, strict=True)
+            {"method": own} | stats.to_dict() | constraint(report)
+            for own, stats, report in zip(end.methods, end.stats, end.reports, strict=True)
         ]
         return {"speculation": ours, "metrics": {"speculative_decoding": as_vllm(total)}}
 
@@ -119,8 +126,8 @@ class CompletionReply(Reply):
             "finish_reason": pieces[-1].finish,
         }
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        return self.choice(piece.choice, [piece])
+    def deltas(self, piece: Piece) -> list[dict[str, Any]]:
+        return [self.choice(piece.choice, [piece])]
 
     def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
         if self.job.sampling.logprobs is None:
@@ -142,20 +149,35 @@ class ChatReply(Reply):
 
     def choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._logprobs(pieces),
-            "finish_reason": pieces[-1].finish,
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        finish = pieces[-1].finish
+        if self.job.has_tools:
+            message |= self._calls(index).message(text)
+            finish = self._calls(index).finish(finish)
+        logprobs = self._logprobs(pieces)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        return {
-            "index": piece.choice,
-            "delta": {"content": piece.text} if piece.text or piece.finish is None else {},
-            "logprobs": self._logprobs([piece]),
-            "finish_reason": piece.finish,
-        }
+    def deltas(self, piece: Piece) -> list[dict[str, Any]]:
+        found, finish = [{"content": piece.text}] if piece.text else [{}], piece.finish
+        if self.job.has_tools:
+            calls = self._calls(piece.choice)
+            found = calls.deltas(piece.text, finish is not None)
+            finish = calls.finish(finish)
+            if finish or piece.trace or self.job.sampling.logprobs is not None:
+                found = found or [{}]
+        chunks: list[dict[str, Any]] = [
+            {"index": piece.choice, "delta": delta, "logprobs": None, "finish_reason": None}
+            for delta in found
+        ]
+        if chunks:
+            chunks[0]["logprobs"] = self._logprobs([piece])
+            chunks[-1]["finish_reason"] = finish
+        return chunks
+
+    def _calls(self, index: int) -> Calls:
+        """The tool calls of a choice."""
+        start = self.job.sampling.constraint_start
+        return self.calls.setdefault(index, Calls(start))
 
     def opening(self) -> list[dict[str, Any]]:
         start = {"role": "assistant", "content": ""}
@@ -179,6 +201,19 @@ class ChatReply(Reply):
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self.token_text.bytes(token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def constraint(report: Report | None) -> dict[str, Any]:
+    """What a constraint did to a choice, if it has one. logw is null for a weight of 0."""
+    if report is None:
+        return {}
+    found = {
+        "valid": report.valid,
+        "logw": report.logw if math.isfinite(report.logw) else None,
+        "masks": report.num_masks,
+        "tests": report.num_tests,
+    }
+    return {"constraint": found | ({"error": report.error} if report.error else {})}
 
 
 def usage(count: TokenCounts) -> dict[str, Any]:

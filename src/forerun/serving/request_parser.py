@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -28,10 +28,14 @@ from forerun.serving.schemas import (
     Speculation,
 )
 from forerun.serving.settings import Settings
+from forerun.serving.structured.fields import Wanted, wanted
+from forerun.serving.structured.requests import check_options, for_template, num_chars, with_tools
+from forerun.serving.structured.tools import Tools
 from forerun.serving.templates import Template, empty
 from forerun.serving.tenants import SHARED_TENANT
 from forerun.serving.text_workers import SMALL_CHARS, TextWorkers
 from forerun.serving.validation_errors import of_validation
+from forerun.utils.files import parsed as parsed_json
 
 MIN_CHARS_PER_TOKEN = 16  # of the longest token, in the limit on characters
 DEFAULT_TOKENS = 16  # of /v1/completions, as in OpenAI's API; a chat may fill the context
@@ -56,6 +60,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise of_validation(error, kind) from None
+    check_keys(body)
     for name, neutral in UNSUPPORTED.items():
         value = getattr(request, name, None)
         is_n = name == "best_of" and isinstance(value, int) and value == request.n
@@ -66,6 +71,14 @@ def parse(kind: type[Body], body: bytes) -> Body:
     if request.stream_options is not None and not request.stream:
         raise bad("stream_options needs stream to be true", "stream_options")
     return request
+
+
+def check_keys(body: bytes) -> None:
+    """Raises ApiError 400 for a key that occurs twice in one object of a valid body."""
+    try:
+        parsed_json(body.decode())
+    except ValueError as error:
+        raise bad(f"the body: {error}") from None
 
 
 class Intake:
@@ -94,7 +107,9 @@ class Intake:
         self._check_samples(request.n or 1, len(given))  # before tokenising
         with self._deadline():
             prompts = [self._tokens(prompt) for prompt in given]
-        return self._job(request, prompts, request.max_tokens, request.logprobs, tenant, "prompt")
+        job = self._job(request, prompts, request.max_tokens, request.logprobs, tenant, "prompt")
+        self._constrain(job, wanted(request))
+        return job
 
     def chat(self, request: ChatRequest, tenant: str) -> Job:
         """The job of /v1/chat/completions. Raises ApiError."""
@@ -105,9 +120,21 @@ class Intake:
         most = request.max_completion_tokens
         most = request.max_tokens if most is None else most
         self._check_samples(request.n or 1, 1)
+        tools = Tools.of(request)
+        own = wanted(request)
         with self._deadline():
-            prompts = [self._chat_tokens(request.messages)]
-        return self._job(request, prompts, most, logprobs, tenant, "messages")
+            prompts = [self._chat_tokens(request.messages, tools)]
+        job = self._job(request, prompts, most, logprobs, tenant, "messages")
+        self._constrain(job, own, tools)
+        return job
+
+    def _constrain(self, job: Job, own: Wanted | None, tools: Tools | None = None) -> None:
+        """Adds the request's constraint and tools. Raises ApiError 400."""
+        job.wanted, job.has_tools = own, tools is not None
+        if tools is not None:
+            job.wanted, job.wanted_parts = with_tools(tools, own)
+        is_constrained = job.wanted is not None or bool(self.constraints.hard(job.constraints))
+        check_options(job.sampling, is_constrained, self.constraints.samplings)
 
     def _job(
         self,
@@ -165,6 +192,8 @@ class Intake:
                 min_new_tokens=request.min_tokens or 0,
                 max_new_tokens=length,
                 logprobs=logprobs,
+                constraint_sampling=request.constraint_sampling or "mask",
+                constraint_start=request.constraint_start,
             )
         except ConfigError as error:
             first = re.split(r"[ =]", str(error), maxsplit=1)[0]
@@ -280,10 +309,12 @@ class Intake:
                 )
         return list(tokens)
 
-    def _chat_tokens(self, messages: list[Message]) -> list[int]:
+    def _chat_tokens(self, messages: list[Message], tools: Tools | None) -> list[int]:
         found = [plain_message(i, message) for i, message in enumerate(messages)]
-        self._check_chars(sum(len(message["content"]) for message in found), "messages")
-        tokens = self._encode(self.template.text(found), "messages", special=False)
+        template = getattr(self.model.tokenizer.inner, "chat_template", "")
+        found, listed = for_template(found, tools, template)
+        self._check_chars(num_chars(found, listed), "messages")
+        tokens = self._encode(self.template.text(found, listed), "messages", special=False)
         if not tokens:
             raise empty(found)
         return tokens
@@ -309,12 +340,14 @@ class Intake:
             return self.model.tokenizer.encode(text, special=special)
         return self._texts.call("encode", text, special)
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
         """The text of messages in the chat template, rendered in a worker process."""
         if self._texts is None:
-            return self.model.tokenizer.chat_text(messages)
+            return self.model.tokenizer.chat_text(messages, tools)
         template = getattr(self.model.tokenizer.inner, "chat_template", None)
-        return self._texts.call("chat_text", template, messages)
+        return self._texts.call("chat_text", template, messages, tools)
 
     def _deadline(self) -> AbstractContextManager[None]:
         """A block with one time limit for all texts."""

@@ -75,6 +75,10 @@ class MethodDispatcher(Shared):
             for seq, (copy, _), tree in zip(seqs, copies, trees, strict=True)
         ]
 
+    def read(self, seqs: Many[Sequence]) -> None:
+        for name, rows in self._by_method(seqs).items():
+            self.by_name[name].read([seqs[i] for i in rows])
+
     def observe(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
             if (self, "copied") in seq.scratch:
@@ -132,7 +136,7 @@ class Gate(Shaper):
     """A constraint that applies to the sequences of requests that named it."""
 
     def __init__(self, name: str, inner: Shaper) -> None:
-        self.name, self.inner = name, inner
+        self.name, self.inner, self.forbids = name, inner, inner.forbids
 
     def assign(self, seq: Sequence) -> None:
         """Applies it to a sequence that has not joined yet."""

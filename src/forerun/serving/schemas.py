@@ -13,14 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 Text = Annotated[str, Field(max_length=4096)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]  # OpenAI's range
+NAME = r"^[A-Za-z0-9_.-]{1,64}$"  # of functions and schemas
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Speculation(_Strict):
+class Speculation(Strict):
     """Drafting, constraints and reporting of a request.
 
     constraint: one or more constraints of the server. max_nodes: largest draft tree; 0: plain
@@ -34,7 +35,7 @@ class Speculation(_Strict):
     trace: bool | None = None
 
 
-class Part(_Strict):
+class Part(Strict):
     """A part of a message's content."""
 
     type: str
@@ -48,14 +49,14 @@ class Part(_Strict):
 Parts = Annotated[list[Part], Field(fail_fast=True)]  # listing millions of errors takes seconds
 
 
-class Prediction(_Strict):
+class Prediction(Strict):
     """Text that the answer probably repeats in large parts."""
 
     type: Literal["content"]
     content: str | Parts
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """include_usage: counts in a last chunk. continuous_usage_stats: counts in every chunk."""
 
     include_usage: bool | None = None
@@ -63,21 +64,94 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool | None = None
 
 
-class Message(_Strict):
+class JsonFormat(Strict):
+    """A named JSON schema. strict: the schema is always enforced, also with false."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    description: str | None = None
+    schema_: Any = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonFormat | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's constraints on the text; one of them."""
+
+    json_: Any = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool | None = None
+
+
+class Function(Strict):
+    """A function that the model may call. strict: the schema is always enforced."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; only functions are supported."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Strict):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Strict):
+    """A function, and its arguments as JSON text."""
+
+    name: Text
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call in an earlier message of the assistant."""
+
+    id: Text | None = None
+    type: Literal["function"] | None = None
+    index: int | None = None
+    function: CalledFunction
+
+
+class Message(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Parts | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     function_call: Any = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: Any = None
 
 
-class Shared(_Strict):
+class Shared(Strict):
     """Parameters of both kinds of completion; null means the default."""
 
     model: str | None = None
@@ -92,6 +166,7 @@ class Shared(_Strict):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
     # of vLLM
     top_k: Int | None = None
     min_p: float | None = None
@@ -99,7 +174,14 @@ class Shared(_Strict):
     min_tokens: Int | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # of forerun
+    constraint_sampling: Literal["mask", "asap", "awrs", "smc"] | None = None
+    constraint_start: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     banned_tokens: Ids | None = None
     speculation: Speculation | None = None
     # accepted, no effect on the text
@@ -131,12 +213,11 @@ class ChatRequest(Shared):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     reasoning_effort: Any = None
@@ -148,12 +229,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": (),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import time
 
 from fastapi import Request
 
-from forerun import __version__
+from forerun import __version__, registry
 from forerun.api import Model
 from forerun.constraints._penalties import Adjust
-from forerun.core.roles import Verifier
+from forerun.constraints._request import RequestConstraint
+from forerun.core.roles import Verifier, name_of
 from forerun.engine.engine import Engine
 from forerun.engine.generation import record_logprobs
 from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops
 from forerun.models.tokenizer import TextStream
 from forerun.serving.engine_thread import EngineThread
+from forerun.serving.jobs import Job
 from forerun.serving.lanes import Lanes
 from forerun.serving.methods import Constraints, Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
@@ -24,10 +27,13 @@ from forerun.serving.request_parser import Intake
 from forerun.serving.routing import MethodControllers, MethodDispatcher
 from forerun.serving.settings import Settings
 from forerun.serving.streams import Responder
+from forerun.serving.structured.compiling import Compiler, compiler
+from forerun.serving.templates import Messages
 from forerun.serving.tenants import Keys
-from forerun.serving.text_workers import TextWorkers, Work
+from forerun.serving.text_workers import COMPILE, TextWorkers, Work
 from forerun.serving.token_text import TokenText
 
+WEIGHTED = "weighted"  # the verifier that draws by AWRS where a request asks for it
 PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs
 
 
@@ -48,23 +54,29 @@ class Service:
         allowed = settings.allow_lossy
         if verifier is None:
             verifier = make_verifier(settings.verifier, allowed, tokenizer=model.tokenizer)
-        self.verifier = check_lossless(verifier, settings.verifier, allowed)
+        verifier = check_lossless(verifier, settings.verifier, allowed)
+        has_awrs = WEIGHTED in registry.names("verifier")
+        if has_awrs and name_of(verifier) != WEIGHTED:
+            verifier = registry.make("verifier", WEIGHTED, rule=verifier)
+        self.verifier = verifier
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
         tokenizer = model.tokenizer
 
-        def chat_text(template: object, messages: list[dict[str, str]]) -> str:
+        def chat_text(template: object, messages: Messages, tools: Messages | None) -> str:
             tokenizer.inner.chat_template = template  # it may have changed since the fork
-            return tokenizer.chat_text(messages)
+            return tokenizer.chat_text(messages, tools)
 
-        work: Work = {"encode": tokenizer.encode, "chat_text": chat_text}
+        work: Work = {"encode": tokenizer.encode, "chat_text": chat_text, COMPILE: compiler(model)}
         self.texts = TextWorkers(work, settings.text_timeout)  # forks: before threads are started
         self.lanes = Lanes()
-        self.constraints = Constraints(model, settings.constraints)
+        samplings = ("mask", "awrs") if has_awrs else ("mask",)
+        self.constraints = Constraints(model, settings.constraints, samplings)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
         can_predict = verifier.judges >= PREDICTION_LABELS
         parts = self.constraints, self.texts
         self.intake = Intake(model, self.methods, settings, can_predict, *parts)
+        self._compiler = Compiler(model, self.texts, settings.grammar_timeout)
         self.responder = Responder(self.worker, settings.request_timeout, self.metrics)
         self.token_text = TokenText(model.tokenizer)
         self.fingerprint = self._fingerprint()
@@ -76,6 +88,17 @@ class Service:
         """Compiles all kernels."""
         for part in (self.model.target, self.verifier):
             part.warm_up()
+
+    def prepare(self, job: Job) -> None:
+        """Compiles the constraints of a request. Raises ApiError."""
+        start, hard = time.monotonic(), self.constraints.hard(job.constraints)
+        own, parts = job.wanted, job.wanted_parts
+        job.sampling = self._compiler.prepare(job.sampling, own, parts, hard, job.tenant)
+        self.metrics.compiling.inc(time.monotonic() - start)
+
+    def needs_compiling(self, job: Job) -> bool:
+        """Whether `prepare` has anything to do."""
+        return job.wanted is not None or bool(self.constraints.hard(job.constraints))
 
     def close(self) -> None:
         """Accepts no more requests; accepted ones continue."""
@@ -100,6 +123,7 @@ class Service:
             "methods": sorted(self.methods.specs),
             "default": self.methods.default,
             "constraints": sorted(self.constraints.shapers),
+            "constraint_sampling": list(self.constraints.samplings),
             "max_nodes": self.settings.max_nodes,
             "verifier": self.settings.verifier,
             "lossless": self.verifier.lossless,
@@ -115,7 +139,11 @@ class Service:
             self.verifier,
             controllers,
             stops=Stops(model.tokenizer.eos_ids, lambda: TextStream(model.tokenizer)),
-            shapers=(Adjust(model.tokenizer.eos_ids), *self.constraints.gates()),
+            shapers=(
+                Adjust(model.tokenizer.eos_ids),
+                *self.constraints.gates(),
+                RequestConstraint(model.tokenizer),
+            ),
             listeners=[record_logprobs, self.metrics.observe, recorder],
             max_seqs=self.settings.max_seqs,
         )

@@ -12,6 +12,14 @@ from forerun.controllers.fixed import MAX_NODES
 from forerun.errors import ConfigError
 from forerun.serving.origins import check_hosts, check_origins
 
+TIMES = (
+    "head_timeout",
+    "body_timeout",
+    "text_timeout",
+    "grammar_timeout",
+    "request_timeout",
+    "stall",
+)
 METHOD = re.compile(r"[\w.]+")  # names of methods and constraints
 
 
@@ -38,6 +46,7 @@ class Settings:
     head_timeout: float = 10.0  # seconds to receive the headers of a request
     body_timeout: float = 30.0  # seconds to receive a request
     text_timeout: float = 10.0  # seconds to render and tokenise the texts of a request
+    grammar_timeout: float = 5.0  # seconds to compile the constraint of a request
     request_timeout: float = 600.0  # seconds from arrival to the last token
     drain: float = 30.0  # seconds to finish requests after a shutdown signal
     engine: int = 0  # number of this engine behind the port
@@ -47,7 +56,7 @@ class Settings:
         for name in ("max_seqs", "max_waiting", "max_samples", "max_body"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("head_timeout", "body_timeout", "text_timeout", "request_timeout", "stall"):
+        for name in TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
         if not 0 <= self.max_nodes <= MAX_NODES:

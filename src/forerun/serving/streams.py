@@ -63,7 +63,8 @@ class Responder:
             for chunk in reply.opening():
                 yield sse(chunk)
             while isinstance(event, Piece):
-                yield sse(reply.more(event))
+                for chunk in reply.more(event):
+                    yield sse(chunk)
                 event = await self._next(job)
             if isinstance(event, ApiError):
                 raise event

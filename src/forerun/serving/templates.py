@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.models.tokenizer import Tokenizer
@@ -13,37 +14,41 @@ from forerun.serving.errors import ApiError, bad
 log = logging.getLogger("forerun.serving")
 SYSTEM_ROLES = "system", "developer"
 TOOL_ROLES = "tool", "function"
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]]
 
 
 class Template:
     """The chat template of a tokenizer. name: of the model, for the log. render: renders it."""
 
     def __init__(
-        self, tokenizer: Tokenizer, name: str, render: Callable[[Messages], str] | None = None
+        self,
+        tokenizer: Tokenizer,
+        name: str,
+        render: Callable[[Messages, Tools | None], str] | None = None,
     ) -> None:
         self._render, self._name = render or tokenizer.chat_text, name
         self._has_warned = False  # about dropped system messages
 
-    def text(self, messages: Messages) -> str:
+    def text(self, messages: Messages, tools: Tools | None = None) -> str:
         """The prompt. Raises ApiError 400 if the template rejects messages or drops tool results.
 
         Dropped system messages, which many clients always send, are logged once.
         """
         try:
-            text = self._render(messages)
+            text = self._render(messages, tools)
         except ApiError:
             raise
         except ForerunError as error:
             raise bad(f"{error}, to /v1/completions", "messages") from None
-        if self._drops(TOOL_ROLES, messages, text):
+        if self._drops(TOOL_ROLES, messages, tools, text):
             raise bad(
                 "the model's chat template does not support tool and function messages; put their "
                 "content into a user message",
                 "messages",
                 "unsupported_value",
             )
-        if not self._has_warned and self._drops(SYSTEM_ROLES, messages, text):
+        if not self._has_warned and self._drops(SYSTEM_ROLES, messages, tools, text):
             self._has_warned = True
             log.warning(
                 "the chat template of %s does not support system messages: they are accepted, "
@@ -52,13 +57,15 @@ class Template:
             )
         return text
 
-    def _drops(self, roles: Collection[str], messages: Messages, text: str) -> bool:
+    def _drops(
+        self, roles: Collection[str], messages: Messages, tools: Tools | None, text: str
+    ) -> bool:
         """Whether messages of these roles have text that the template drops."""
         if not any(message["role"] in roles for message in with_text(messages)):
             return False
         others = [message for message in messages if message["role"] not in roles]
         with suppress(Exception):  # of the template
-            return text == (self._render(others) if others else "")
+            return text == (self._render(others, tools) if others else "")
         return False
 
 

@@ -1,9 +1,9 @@
-"""Tokenises texts and renders chat templates in processes that can be stopped.
+"""Tokenises texts, renders chat templates and compiles grammars in processes that can be stopped.
 
-A template is a program and may loop; a tokenizer may take seconds and gigabytes for some texts.
-Neither can be stopped in a thread. A fork server is started with the HTTP server and forks workers
-on demand. A worker starts within milliseconds, with the tokenizer loaded. Where processes cannot be
-forked, the work is done in the calling thread.
+A template is a program and may loop; a tokenizer or a grammar's compiler may take seconds and
+gigabytes for some texts, or crash. None can be stopped in a thread. A fork server is started with
+the HTTP server and forks workers on demand. A worker starts within milliseconds, with the tokenizer
+loaded. Where processes cannot be forked, the work is done in the calling thread.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from forerun.serving.errors import ApiError, bad, shutting_down
 SMALL_CHARS = 8192  # a text up to this is tokenised in the calling thread, in milliseconds
 MAX_WORKER_BYTES = 2 * 2**30  # that a worker may allocate
 LENGTH = struct.Struct("!Q")  # bytes of the message that follows
+COMPILE = "compile"  # of `work`: compiles a constraint
 PARALLELISM = "TOKENIZERS_PARALLELISM"
 Work = dict[str, Callable[..., Any]]
 
@@ -51,13 +52,14 @@ class TextWorkers:
             weakref.finalize(self, _end, self._fork_server, self._idle)
 
     @contextmanager
-    def deadline(self) -> Iterator[None]:
-        """All calls of this thread in the block share one time limit."""
-        self._local.end = time.monotonic() + self.seconds
+    def deadline(self, seconds: float | None = None) -> Iterator[None]:
+        """All calls of this thread in the block share one time limit; default: `self.seconds`."""
+        self._local.seconds = self.seconds if seconds is None else seconds
+        self._local.end = time.monotonic() + self._local.seconds
         try:
             yield
         finally:
-            self._local.end = None
+            self._local.seconds = self._local.end = None
 
     def call(self, name: str, *args: Any) -> Any:
         """The result of work[name](*args), or its exception.
@@ -71,7 +73,8 @@ class TextWorkers:
             is_ok, result = worker.call((name, args), self._left())
         except TimeoutError:
             worker.stop()
-            raise _refused(name, f"took more than {self.seconds:g} s") from None
+            limit = getattr(self._local, "seconds", None) or self.seconds
+            raise _refused(name, f"took more than {limit:g} s") from None
         except (OSError, EOFError, pickle.UnpicklingError):
             worker.stop()
             if self._is_closed:
@@ -316,4 +319,6 @@ def _refused(name: str, why: str) -> ApiError:
     if name == "chat_text":
         text = f"the model's chat template {why} for these messages; send fewer or shorter ones"
         return bad(text, "messages", "template_limit")
+    if name == COMPILE:
+        return bad(f"compiling {why}; send a simpler one", code="grammar_limit")
     return bad(f"tokenising {why}; send a shorter text", code="tokenizer_limit")

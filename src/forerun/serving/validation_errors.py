@@ -53,7 +53,7 @@ def _fields(kind: type[BaseModel], path: list[str]) -> list[str]:
     for piece in path:
         field = kind.model_fields.get(piece)
         kind = next(_models(field.annotation), kind) if field else kind
-    return list(kind.model_fields)
+    return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

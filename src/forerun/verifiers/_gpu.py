@@ -24,6 +24,7 @@ from torch import Tensor
 from forerun.core.dice import SeededDice
 from forerun.core.records import Verdict
 from forerun.core.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
+from forerun.utils.device_copy import to_device
 from forerun.utils.jit import compiled
 from forerun.verifiers.base import NO_MASS, arrays, check_mass, reject_recursively
 
@@ -65,14 +66,9 @@ class Forest:
 
 
 def _together(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Moves tensors of one dtype to a device with one copy.
-
-    For a GPU from pinned memory: a copy from pageable memory waits for the running forward pass.
-    """
+    """Moves tensors of one dtype to a device with one copy."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
-    if device.type == "cuda":
-        flat = flat.pin_memory()
-    parts = flat.to(device, non_blocking=True).split([x.numel() for x in tensors.values()])
+    parts = to_device(flat, device).split([x.numel() for x in tensors.values()])
     pairs = zip(tensors.items(), parts, strict=True)
     return {name: part.view(tensor.shape) for (name, tensor), part in pairs}
 

@@ -26,7 +26,7 @@ class Speculative(KernelVerifier):
     """One kernel call per tree, or per visited node if a shaper changes the distribution.
 
     tensors: verify a batch with torch on the device of its logits; None: if that is an accelerator.
-    Sequences with more sampling parameters than a temperature are still verified on the host.
+    Sequences with a constraint that works on the host only are verified there.
     Not thread-safe.
     """
 
@@ -88,9 +88,7 @@ class Speculative(KernelVerifier):
         if not is_on_device:
             return super().verify_all(trees, laws, dice)
         there = [
-            i
-            for i, law in enumerate(laws)
-            if law.is_temperature_only and isinstance(dice[i], SeededDice)
+            i for i, law in enumerate(laws) if law.has_tensors and isinstance(dice[i], SeededDice)
         ]
         if not there:
             return super().verify_all(trees, laws, dice)

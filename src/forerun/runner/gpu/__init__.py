@@ -1,37 +1,24 @@
-"""Forward passes over few rows as CUDA graphs: the switch, and the models they support."""
+"""Forward passes over few rows as CUDA graphs: which GPUs and models support them."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the command line reads the switch before it imports torch
+if TYPE_CHECKING:  # `forerun doctor` imports this before torch
     import torch
 
     from forerun.models.transformer import DecoderConfig
 
 MAX_HEAD_DIM = 128  # larger heads need more shared memory than most GPUs have
 MIN_CAPABILITY = (8, 0)  # compute capability that the kernels need
-_is_on = True
-
-
-def use_graphs(on: bool) -> None:
-    """Turns CUDA graphs on (the default) or off for models loaded later."""
-    global _is_on
-    _is_on = on
-
-
-def uses_graphs() -> bool:
-    """Whether CUDA graphs are turned on."""
-    return _is_on
+TURNED_OFF = "CUDA graphs are turned off"  # by the option `graphs`
 
 
 def unavailable(device: torch.device) -> str:
     """Why CUDA graphs cannot run on a device; empty if they can."""
     import torch
 
-    if not _is_on:
-        return "CUDA graphs are turned off"
     if find_spec("triton") is None:
         return "triton is not installed; pip install 'forerun[cuda]'"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:

@@ -22,6 +22,7 @@ from forerun.runner.forward_batch import Packed, packed
 from forerun.runner.gpu.bodies import Body, body
 from forerun.runner.gpu.layout import HEAD, PER_ROW, Shape, describe, fits, shape_of
 from forerun.runner.native.decoder import warn_once
+from forerun.utils.device_copy import staged, to_device
 
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
@@ -100,7 +101,7 @@ class GraphDecoder:
             if shape not in shapes:
                 return self._first(works, cache, shape, needs)
             rows, given = self._described(works, cache, shape)
-            shapes[shape].described.copy_(torch.from_numpy(given))
+            shapes[shape].described.copy_(staged(given, place), non_blocking=True)
             return self._wanted(shapes[shape], shape, given, len(rows.logits), needs)
 
     def _shapes(self, cache: Cache) -> dict[Shape, Recorded]:
@@ -181,7 +182,7 @@ class GraphDecoder:
 
     def _recorded(self, cache: Cache, shape: Shape, given: np.ndarray) -> Recorded:
         """Records a pass of a shape; on a GPU as a graph."""
-        described = torch.from_numpy(given).to(self.model.device)
+        described = to_device(given, self.model.device)
         one = Recorded(described, body(self.model, cache, shape, described))
         if described.is_cuda:
             one.run()  # compiles kernels and allocates memory, which is impossible in a graph

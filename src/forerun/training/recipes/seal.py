@@ -2,10 +2,15 @@
 
 Bevilacqua et al., "Autoregressive Search Engines", 2022. The paper fine-tunes BART-large; this
 recipe trains a causal model of less than a million weights from scratch. Training pairs with a
-question: question to span of its passage, question to title. Spans have ten words and are drawn
-with probability proportional to exp(number of shared words); no span begins with one of the most
-frequent words. Pairs without a question, for every passage: span to span, span to title, title to
-span. `retrieval/books` makes the questions; passages for evaluation give none.
+question: question to span of its passage, question to title. Spans have ten words, fewer at the end
+of a passage. They are drawn with probability proportional to exp(2 n), with n of their first three
+words in the question; no span begins with one of the most frequent words. Pairs without a question,
+for every passage: span to span, span to title, title to span. `retrieval/books` makes the
+questions; passages for evaluation give none.
+
+A small model memorises its passages unless the pairs make it copy words of the question. Therefore
+every sentence gives several questions, which keep different shares of its words. Also, there are
+pairs of made-up sentences: random words of the passages, which only copying predicts.
 """
 
 from __future__ import annotations
@@ -45,6 +50,10 @@ from forerun.training.renamed import refuse
 from forerun.training.tokenizer import train_tokenizer
 
 CONTEXT, SPAN = 256, 10  # tokens; words
+MADE_UP = 14  # words of a made-up sentence
+START = 3  # words of a span that are compared with the question
+SHARPNESS = 2  # factor of their number, in the exponent
+KEPT = (0.3, 0.9)  # smallest and largest share of a sentence's words in a training question
 SIZE = Size(hidden=128, layers=3, heads=4, kv_heads=2, inner=352)
 NUM_FREQUENT = 50  # words that no span begins with
 MODEL, INDEX = "model", "passages.fm"  # in the folder of a run
@@ -57,8 +66,10 @@ class Seal(LanguageModel, LoopRecipe):
     passages: JSON-lines file with title and body.
     evaluated: number of passages that are kept for evaluation.
     vocabulary: vocabulary size of the trained tokenizer.
+    clozes: questions per sentence.
     spans: spans per question; the paper has 10.
-    titles: titles per question; the paper has 3.
+    titles: titles per sentence; the paper has 3 per question.
+    made_up: pairs of made-up sentences per passage.
     micro_tokens: padded tokens per micro-batch; a step has two.
     """
 
@@ -68,8 +79,10 @@ class Seal(LanguageModel, LoopRecipe):
     minimums = LoopRecipe.minimums | {
         "evaluated": 1,
         "vocabulary": 300,
+        "clozes": 1,
         "spans": 1,
         "titles": 0,
+        "made_up": 0,
         "micro_tokens": 1,
     }
 
@@ -77,9 +90,11 @@ class Seal(LanguageModel, LoopRecipe):
     minutes: float | None = 10.0
     evaluated: int = 200
     vocabulary: int = 2048
-    spans: int = 5
+    clozes: int = 6
+    spans: int = 2
     titles: int = 1
-    micro_tokens: int = 2048
+    made_up: int = 16
+    micro_tokens: int = 1024
     size: Size = SIZE
 
     def prepare(self, out: Path, watch: Watch) -> None:
@@ -136,15 +151,21 @@ def pairs(
     made: list[Pair] = []
     for number in trained.tolist():
         passage = passages[number]
-        for question in _questions(passage, rng):
-            for span in spans(question, passage.body, recipe.spans, frequent, rng):
-                made.append(Pair(question, [ids[BODY]], span, []))
-            made += [Pair(question, [ids[TITLE]], passage.title, ends)] * recipe.titles
+        for sentence in _sentences(passage):
+            asked = [cloze(sentence, rng, rng.uniform(*KEPT)) for _ in range(recipe.clozes)]
+            for question in asked:
+                for span in spans(question, passage.body, recipe.spans, frequent, rng):
+                    made.append(Pair(question, [ids[BODY]], span, []))
+            for i in range(recipe.titles):
+                question = asked[i % len(asked)]
+                made.append(Pair(question, [ids[TITLE]], passage.title, ends))
     for passage in passages:
         one, other = (spans("", passage.body, 1, frequent, rng)[0] for _ in range(2))
         made.append(Pair(one, [ids[PASSAGE], ids[BODY]], other, []))
         made.append(Pair(one, [ids[PASSAGE], ids[TITLE]], passage.title, ends))
         made.append(Pair(passage.title, [ids[PASSAGE], ids[BODY]], other, []))
+    for question, span in made_up(passages, recipe.made_up * len(passages), rng):
+        made.append(Pair(question, [ids[BODY]], span, []))
     sources = encode_all(tokenizer, [pair.source for pair in made])
     targets = encode_all(tokenizer, [pair.target for pair in made])
     return Documents.of(
@@ -162,26 +183,34 @@ def frequent_words(passages: list[Passage]) -> set[str]:
 def spans(
     question: str, body: str, count: int, frequent: set[str], rng: np.random.Generator
 ) -> list[str]:
-    """Spans of ten words of a body, drawn by the number of words shared with a question."""
+    """Spans of up to ten words, drawn by how many of their first words are in a question."""
     words = body.split()
     bare = [plain(word) for word in words]
-    starts = np.arange(max(1, len(words) - SPAN + 1))
+    starts = np.arange(max(1, len(words) - START + 1))
     asked = set(question.split()) - frequent
-    shared = np.array([word in asked for word in bare], float)
-    scores = np.convolve(shared, np.ones(min(SPAN, len(words))), "valid")[: len(starts)]
+    shared = np.array([sum(w in asked for w in bare[s : s + START]) for s in starts], float)
+    scores = SHARPNESS * shared
     scores[[bare[s] in frequent for s in starts]] -= 20
     weights = np.exp(scores - scores.max())
     chosen = rng.choice(starts, count, p=weights / weights.sum())
     return [" ".join(words[s : s + SPAN]) for s in chosen.tolist()]
 
 
-def _questions(passage: Passage, rng: np.random.Generator) -> Iterator[str]:
-    """A cloze of every sentence, and the held-out sentence as it is and as a cloze."""
-    for sentence in question_sentences(passage.body):
-        yield cloze(sentence, rng)
-    if passage.held_out:
-        yield plain(passage.held_out)
-        yield cloze(passage.held_out, rng)
+def made_up(
+    passages: list[Passage], count: int, rng: np.random.Generator
+) -> Iterator[tuple[str, str]]:
+    """Questions and spans of sentences of random words; every word of the passages alike."""
+    words = np.array(sorted({word for p in passages for word in plain(p.body).split()}))
+    for _ in range(count):
+        sentence = " ".join(words[rng.integers(0, len(words), MADE_UP)])
+        question = cloze(sentence, rng, KEPT[1])
+        yield question, spans(question, sentence, 1, set(), rng)[0]
+
+
+def _sentences(passage: Passage) -> list[str]:
+    """Sentences of the passage that suit a question, and the held-out sentence."""
+    held_out = [passage.held_out] if passage.held_out else []
+    return [*question_sentences(passage.body), *held_out]
 
 
 __getattr__ = refuse(

@@ -304,8 +304,8 @@ class Index:
 
     def _flat(self, queries: Many[Ids]) -> tuple[np.ndarray, np.ndarray]:
         """The concatenated queries, and the start of each."""
-        starts = np.zeros(len(queries) + 1, np.int64)
         try:
+            starts = np.zeros(len(queries) + 1, np.int64)
             np.cumsum([len(query) for query in queries], out=starts[1:])
             flat = token_ids(list(chain.from_iterable(queries)))
         except TypeError as error:

@@ -15,6 +15,7 @@ import torch
 from forerun.core.tree import Tree, points
 from forerun.core.tree_template import Shape
 from forerun.ngrams.tables.adjacency.cpu import UNKNOWN
+from forerun.utils.device_copy import to_device
 
 LOW = 0xFFFFFFFF
 SIGN = 0x7FFFFFFF
@@ -55,7 +56,7 @@ class TensorAdjacency:
     @torch.inference_mode()
     def fill(self, known: np.ndarray) -> None:
         """Copies the rows of a matrix [V, K] for tokens without successors here."""
-        rows = torch.from_numpy(known).to(self.matrix.device)
+        rows = to_device(known, self.matrix.device)
         self.matrix = rows.where(self.matrix[:, :1] == UNKNOWN, self.matrix)
 
     @torch.inference_mode()
@@ -64,7 +65,7 @@ class TensorAdjacency:
         layout = self._layout(shape, depth)
         places = len(shape.parents)
         tokens = self.matrix.new_full((len(roots), places + 1), UNKNOWN)
-        tokens[:, places] = self.matrix.new_tensor(list(roots))
+        tokens[:, places] = to_device(np.array(roots, np.int32), self.matrix.device)
         for start, stop in zip(layout.bounds, layout.bounds[1:], strict=False):
             level = slice(start, stop)
             above = tokens[:, layout.parents[level]]
@@ -79,12 +80,12 @@ class TensorAdjacency:
         Logits are compared in float32; ties: lowest id. Tokens must be distinct.
         """
         device, entries = self.matrix.device, self.matrix.shape[1]
-        wanted = logits.to(device)[torch.from_numpy(rows).to(device)]
+        wanted = logits.to(device)[to_device(rows, device)]
         top = keys(wanted).topk(min(entries, logits.shape[1])).values
         ids = torch.full((len(rows), entries), UNKNOWN, dtype=torch.int32, device=device)
         is_known = top >> 32 > keys(torch.full((1, 1), -torch.inf, device=device)) >> 32
         ids[:, : top.shape[1]] = (LOW - (top & LOW)).where(is_known, UNKNOWN).int()
-        self.matrix[torch.from_numpy(tokens).to(device)] = ids
+        self.matrix[to_device(tokens, device)] = ids
 
     def _layout(self, shape: Shape, depth: int) -> Layout:
         key = id(shape), depth  # unique: the layout keeps a reference to its shape
@@ -110,9 +111,9 @@ def _layout(shape: Shape, depth: int, matrix: torch.Tensor) -> Layout:
     last = min(depth, int(shape.depths.max(initial=0)))
     return Layout(
         shape,
-        torch.from_numpy(shape.parents.astype(np.int64)).to(matrix.device),
-        torch.from_numpy(np.where(is_valid, ranks, 0).astype(np.int64)).to(matrix.device),
-        torch.from_numpy(is_valid).to(matrix.device),
+        to_device(shape.parents.astype(np.int64), matrix.device),
+        to_device(np.where(is_valid, ranks, 0).astype(np.int64), matrix.device),
+        to_device(is_valid, matrix.device),
         np.searchsorted(shape.depths, np.arange(1, last + 2)).tolist(),
     )
 

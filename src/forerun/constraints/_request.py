@@ -1,0 +1,179 @@
+"""The constraint of a request: how it is sampled, applied as one shaper of the engine, reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from forerun.constraints._after import After
+from forerun.constraints._all_of import AllOf
+from forerun.constraints.asap import Asap, AsapMemory
+from forerun.constraints.awrs import Awrs
+from forerun.constraints.base import Constraint
+from forerun.core.records import Sequence, Step
+from forerun.core.roles import Shaper
+from forerun.core.sampling import Sampling, softmax
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+
+@dataclass(eq=False, slots=True)
+class Counts:
+    """Work of a constraint on one sequence."""
+
+    masks: int = 0
+    tests: int = 0  # of single tokens
+
+
+class Applied(NamedTuple):
+    """A constraint, its state, and the counts of the sequence."""
+
+    constraint: Constraint
+    state: Any
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a constraint did to a text.
+
+    valid: whether the text is an allowed one. logw: with constraint_sampling "awrs" the log
+    importance weight of the text for the model's law given that the text is allowed, -inf if it is
+    not; with "smc" the log of the estimated probability that the model's text is allowed.
+    num_masks, num_tests: masks computed, and tokens tested without a mask. allowed_mass: if
+    requested, the probability of the allowed tokens at each token. error: why the constraint gave
+    up, if it did.
+    """
+
+    valid: bool
+    logw: float = 0.0
+    num_masks: int = 0
+    num_tests: int = 0
+    allowed_mass: list[float] | None = None
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without those that were not requested."""
+        found = asdict(self) | {"logw": self.logw if math.isfinite(self.logw) else None}
+        return {name: value for name, value in found.items() if value is not None and value != ""}
+
+
+class RequestConstraint(Shaper):
+    """Applies `Sampling.constraint` to each sequence that has one."""
+
+    forbids = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def start(self, seq: Sequence) -> Applied | None:
+        own = seq.sampling.constraint
+        return None if own is None else Applied(own, own.start(seq), Counts())
+
+    def advance(self, state: Applied, token: int) -> Applied:
+        own, inner, counts = state
+        return Applied(own, own.advance(inner, token), counts)
+
+    def logits(self, state: Applied, logits: np.ndarray) -> np.ndarray:
+        state.counts.masks += not state.constraint.tests(state.state)
+        return state.constraint.logits(state.state, logits)
+
+    def allows(self, state: Applied, token: int) -> bool:
+        state.counts.tests += 1
+        return state.constraint.allows(state.state, token)
+
+    def forced(self, state: Applied) -> Many[int]:
+        return state.constraint.forced(state.state)
+
+    def tests(self, state: Applied) -> bool:
+        return state.constraint.tests(state.state)
+
+    def mask(self, state: Applied) -> np.ndarray | None:
+        if not state.constraint.has_cheap_mask:
+            return None
+        state.counts.masks += 1
+        return state.constraint.allowed(state.state)
+
+    def report(self, seq: Sequence, text: str) -> Report | None:
+        applied = seq.states[seq.shapers.index(self)]
+        if applied is None:
+            return None
+        own, state, counts = applied
+        if seq.end is not None:  # a stop string has cut the text
+            tokens = seq.tokens[: seq.num_prompt] + self.tokenizer.encode_inside(text)
+            state = own.start(Sequence(tokens, seq.num_prompt, seq.sampling, seq.dice, seq.limit))
+        mass = seq.allowed_mass[: len(seq.generated)] if seq.sampling.allowed_mass else None
+        done = own.is_complete(state)
+        logw = seq.logw if done or not own.tests(state) else -math.inf
+        return Report(done, logw, counts.masks, counts.tests, mass, own.error(state))
+
+
+def prepared(
+    sampling: Sampling,
+    constraints: Many[Constraint],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    memory: AsapMemory | None = None,
+) -> Sampling:
+    """The sampling parameters with their constraint and `constraints` as one, ready for a model.
+
+    constraints: bound to the model. memory: of ASAp.
+    Raises ConfigError, DataError for a constraint that cannot be used.
+    """
+    own = sampling.constraint
+    if own is not None and not isinstance(own, Constraint):
+        raise ConfigError(
+            f"constraint must be a constraint such as JsonSchema(...), got {own!r:.80}; pass names "
+            "and styles to `generate(constraint=...)`"
+        )
+    bound = [*constraints, *([] if own is None else [own.bind(tokenizer, vocab_size)])]
+    if not bound:
+        _check_unused(sampling)
+        return sampling
+    whole = bound[0] if len(bound) == 1 else AllOf(bound)
+    if sampling.constraint_start is not None:
+        whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)
+    if sampling.constraint_sampling != "mask":
+        _check_whole_law(sampling)
+        whole = _sampled(whole, sampling.constraint_sampling, memory)
+    return replace(sampling, constraint=whole)
+
+
+DEFAULTS = {"constraint_start": None, "constraint_sampling": "mask", "allowed_mass": False}
+
+
+def _check_unused(sampling: Sampling) -> None:
+    for name, default in DEFAULTS.items():
+        if (value := getattr(sampling, name)) != default:
+            raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
+
+
+def _sampled(constraint: Constraint, how: str, memory: AsapMemory | None) -> Constraint:
+    """The constraint as `how` draws tokens under it."""
+    return Asap(constraint, memory) if how == "asap" else Awrs(constraint)
+
+
+def _check_whole_law(sampling: Sampling) -> None:
+    """Raises ConfigError for settings under which the model's law is not a softmax."""
+    if sampling.is_greedy or sampling.truncates:
+        raise ConfigError(
+            f"constraint_sampling={sampling.constraint_sampling!r} corrects towards the whole law "
+            "of the model; it needs a temperature above 0, without top_k, top_p and min_p"
+        )
+
+
+def record_allowed_mass(step: Step) -> None:
+    """Listener: stores the probability of the allowed tokens at each emitted one, if requested."""
+    for i, (seq, laws) in enumerate(zip(step.seqs, step.laws, strict=True)):
+        if not seq.sampling.allowed_mass:
+            continue
+        for node, _ in zip(step.visited(i), step.emitted[i], strict=True):
+            own, state, _ = next(s for s in laws.states(node) if isinstance(s, Applied))
+            free = softmax(laws.unconstrained(node).astype(np.float64), seq.sampling.divisor)
+            seq.allowed_mass.append(float(free[own.allowed(state)].sum()))

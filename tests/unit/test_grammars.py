@@ -1,0 +1,313 @@
+"""Grammars, schemas and expressions: what is allowed, with real tokenizers; what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import forerun
+from forerun.constraints._after import After
+from forerun.constraints._grammar_constraint import GrammarConstraint
+from forerun.constraints.base import Constraint
+from forerun.constraints.choice import Choice
+from forerun.constraints.grammar import Grammar
+from forerun.constraints.json_schema import JsonSchema
+from forerun.constraints.python import Predicate
+from forerun.constraints.regex import Regex
+from forerun.core.sampling import Sampling
+from forerun.errors import ConfigError, DataError
+from forerun.models.tokenizer import Tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "tags": {"type": "array", "items": {"enum": ["a"]}},
+    },
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+NEW = {"max_new_tokens": 40, "seed": 1, "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def model() -> forerun.Model:
+    return forerun.load()
+
+
+def gpt2(folder: Path) -> Tokenizer:
+    """The real vocabulary and merges."""
+    from transformers import GPT2TokenizerFast
+
+    ids = json.loads(gzip.decompress((folder / "vocab.json.gz").read_bytes()))
+    lines = gzip.decompress((folder / "merges.txt.gz").read_bytes()).decode().splitlines()
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    return Tokenizer(GPT2TokenizerFast(vocab=ids, merges=merges), [ids["<|endoftext|>"]])
+
+
+def phi3(folder: Path) -> Tokenizer:
+    """The real tokenizer: SentencePiece with byte fallback."""
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+    text = gzip.decompress((folder / "tokenizer.json.gz").read_bytes()).decode()
+    inner = PreTrainedTokenizerFast(tokenizer_object=Backend.from_str(text))
+    return Tokenizer(inner, [inner.convert_tokens_to_ids("<|endoftext|>")])
+
+
+@pytest.fixture(scope="module", params=["reasoner", "gpt2", "phi3"])
+def tokenizer(request: pytest.FixtureRequest, model: forerun.Model) -> Tokenizer:
+    if request.param == "reasoner":
+        return model.tokenizer
+    folder = request.getfixturevalue("data_dir") / "tokenizers" / request.param
+    return {"gpt2": gpt2, "phi3": phi3}[request.param](folder)
+
+
+def state_after(constraint: GrammarConstraint, tokenizer: Tokenizer, text: str):
+    return constraint.after(tokenizer.encode_inside(text))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "whole", "parts", "wrong"),
+    [
+        (JsonSchema(PERSON), '{"name": "é☃", "tags": ["a"]}', ["{", '{"name":'], ["[", '{"x"']),
+        (JsonSchema(), '{"a": [1, null, {"b": -2.5e3}]}', ["{", '{"a'], ["[1]", "1"]),
+        (Regex(r"[0-9]{3}-[0-9]{4}"), "555-1234", ["5", "555-"], ["x", "5555"]),
+        (Choice("yes|yes please|no"), "yes please", ["y", "yes "], ["x", "yes x"]),
+        (Grammar('start: "(" start ")" | "x"'), "((x))", ["((", "(x"], [")", "x("]),
+        (Grammar('root ::= "a" Root | "b"\nRoot ::= [cd]+'), "acd", ["a"], ["c", "ab"]),
+    ],
+    ids=["schema", "any object", "regex", "choice", "lark", "gbnf"],
+)
+def test_what_is_allowed(constraint, whole, parts, wrong, tokenizer: Tokenizer) -> None:
+    """By real tokenizers: beginnings are open, whole texts complete, others forbidden; the mask,
+    single tests and forced tokens agree at every place."""
+    vocab = tokenizer.vocab_size
+    bound = constraint.bind(tokenizer, vocab)
+    for text in parts:
+        assert not bound.is_complete(state_after(bound, tokenizer, text))
+        assert bound.allowed(state_after(bound, tokenizer, text)).any()
+    for text in wrong:
+        assert not bound.allowed(state_after(bound, tokenizer, text)).any()
+    state = bound.after([])
+    for token in tokenizer.encode_inside(whole):
+        mask = bound.allowed(state)
+        assert mask[token]
+        some = np.random.default_rng(0).integers(0, vocab, 50).tolist()
+        assert [bound.allows(state, t) for t in some] == mask[some].tolist()
+        forced = bound.forced(state)
+        assert not len(forced) or mask[forced[0]]
+        state = bound.advance(state, token)
+    assert bound.is_complete(state) and bound.allowed(state)[list(tokenizer.eos_ids)].all()
+    ended = bound.advance(state, tokenizer.eos_ids[0])
+    assert np.flatnonzero(bound.allowed(ended)).tolist() == sorted(tokenizer.eos_ids)
+    assert bound.is_complete(ended)
+
+
+def test_forced_tokens_write_the_forced_text(tokenizer: Tokenizer) -> None:
+    bound = Choice(("the only text", "there")).bind(tokenizer, tokenizer.vocab_size)
+    state, said = state_after(bound, tokenizer, "the o"), "the o"
+    run = bound.forced(state)
+    while len(run) and run[0] not in tokenizer.eos_ids:
+        said += tokenizer.decode_inside(list(run))
+        for token in run:
+            state = bound.advance(state, token)
+        run = bound.forced(state)
+    assert said == "the only text" and bound.is_complete(state)
+
+
+def test_shared_grammars_compile(data_dir: Path, model: forerun.Model) -> None:
+    """llama.cpp's GBNF and the EBNF of GAD's tasks; six of these are broken, and named so."""
+    broken, count = [], 0
+    for archive in ("llamacpp_grammars.tar.gz", "gad_sygus_grammars.tar.gz"):
+        with tarfile.open(data_dir / "prompts" / archive) as files:
+            names = [m.name for m in files if m.name.endswith((".gbnf", ".ebnf"))]
+            for name in names if archive.startswith("llama") else names[::7]:
+                text = files.extractfile(name).read().decode()  # type: ignore[union-attr]
+                try:
+                    bound = model.constraint(Grammar(text))
+                    assert bound.allowed(bound.after([])).any()
+                    count += 1
+                except DataError as error:
+                    broken.append(str(error))
+    assert count > 45 and all("the grammar is no GBNF" in error for error in broken)
+    assert len(broken) <= 2
+
+
+def test_a_schema_may_be_a_pydantic_model(model: forerun.Model) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    made = pydantic.create_model("Person", age=(int, ...))
+    bound = model.constraint(JsonSchema(made))
+    assert bound.is_complete(state_after(bound, model.tokenizer, '{"age": 3}'))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: JsonSchema({"properties": {"a": {"not": {}}}}), "#/properties/a/not"),
+        (lambda: JsonSchema({"type": "strange"}), "the JSON schema cannot be used"),
+        (lambda: JsonSchema("{"), "the schema is no JSON"),
+        (lambda: JsonSchema("7"), "a JSON schema is an object, got 7"),
+        (lambda: JsonSchema({}, file="x"), "not both"),
+        (lambda: JsonSchema(file="/no/such/file"), "cannot be read"),
+        (lambda: Regex("(a"), "unclosed group"),
+        (lambda: Regex("(?=a)b"), "look-around"),
+        (lambda: Regex("x" * 2_000_000), "at most 1048576"),
+        (lambda: Grammar("start: a"), "unknown name"),
+        (lambda: Grammar("root ::= a"), "the grammar is no GBNF: Rule 'a' not found"),
+        (lambda: Grammar("x", notation="bnf"), "unknown notation 'bnf'"),
+        (lambda: Grammar(), "a text or a file"),
+        (lambda: Choice(()), "one or more texts"),
+        (lambda: Choice("a||b"), "not empty"),
+        (lambda: Predicate(), "a function `prefix` or a file"),
+        (lambda: Predicate(file="/no/such.py"), "gives no predicate"),
+        (lambda: After("", Regex("a")), "must not be empty"),
+    ],
+)
+def test_bad_constraints_are_refused(make, said: str, model: forerun.Model) -> None:
+    with pytest.raises((ConfigError, DataError)) as error:
+        model.generate("x", constraint=make(), **NEW)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_misuse(model: forerun.Model, tmp_path: Path) -> None:
+    for given, said in (
+        ({"constraint_start": "x"}, "needs a constraint"),
+        ({"constraint_sampling": "awrs"}, "needs a constraint"),
+        ({"allowed_mass": True}, "needs a constraint"),
+        ({"constraint_sampling": "guess"}, "one of mask, asap, awrs, smc"),
+        ({"constraint": Regex("a"), "constraint_sampling": "asap", "temperature": 0}, "above 0"),
+        ({"constraint": Regex("a"), "constraint_sampling": "asap", "top_k": 3}, "top_k"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            model.generate("x", **{**NEW, **given})
+    with pytest.raises(ConfigError, match="constraint must be a constraint"):
+        model.generate("x", Sampling(constraint="regex"), max_new_tokens=3)
+    (tmp_path / "p.py").write_text("def prefix(text): return len(text) < 4\n")
+    text = model.generate("x", constraint=f"python:file={tmp_path / 'p.py'}", **NEW)[0].text
+    assert 0 < len(text.encode()) < 4
+
+
+def one(model: forerun.Model, constraint: Constraint, **options):
+    return model.generate("Ann has 3 pens.", constraint=constraint, **NEW | options)[0].samples[0]
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto", "stand", "fuse:parts=forced+suffix"])
+def test_texts_are_valid_documents(model: forerun.Model, drafter: str) -> None:
+    found = model.generate(
+        "Ann has 3 pens.",
+        constraint=JsonSchema(PERSON, whitespace=False),
+        drafter=drafter,
+        **NEW | {"n": 4, "max_new_tokens": 200},
+    )[0]
+    for sample in found.samples:
+        assert sample.valid == (sample.finish == "stop")
+        if sample.valid:
+            assert set(json.loads(sample.text)) == {"name", "tags"}
+    assert any(sample.valid for sample in found.samples)
+
+
+def test_a_cut_text_is_not_valid(model: forerun.Model) -> None:
+    sample = one(model, Regex("[ab]{60}"), max_new_tokens=5)
+    assert sample.finish == "length" and sample.valid is False
+    assert one(model, Regex("[ab]{1,60}"), max_new_tokens=5).valid is not False  # may end anywhere
+
+
+def test_a_stop_string_is_judged_by_the_text_that_is_left(model: forerun.Model) -> None:
+    sample = one(model, Regex("ab?c+"), stop="c", max_new_tokens=9)
+    assert sample.finish == "stop" and sample.text in ("a", "ab") and sample.valid is False
+    sample = one(model, Regex("a+;?b"), stop=";", logit_bias=bias(model, ";", 50))
+    assert set(sample.text) <= {"a"} and sample.valid is False
+
+
+def bias(model: forerun.Model, text: str, value: float) -> dict[int, float]:
+    return dict.fromkeys(model.tokenizer.encode_inside(text), value)
+
+
+NOTHING = Grammar('start: "ab" NEVER\nNEVER: /[^\\s\\S]/')
+
+
+@pytest.mark.parametrize("drafter", ["none", "stand", "suffix", "forced", "auto"])
+def test_a_dead_end_ends_the_text_and_not_the_batch(model: forerun.Model, drafter: str) -> None:
+    constraints = [NOTHING, Regex("[0-9]{3}"), Predicate(lambda text: False), None]
+    samplings = [Sampling(constraint=c, **NEW) for c in constraints]
+    found = model.generate(["Ann has 3 pens."] * 4, samplings, drafter=drafter)
+    assert [r.samples[0].valid for r in found] == [False, True, False, None]
+    assert found[0].text in ("", "a", "ab") and found[2].text == ""
+    assert found[0].samples[0].finish == found[2].samples[0].finish == "stop"
+
+
+def test_a_predicate_that_raises_is_reported(model: forerun.Model) -> None:
+    sample = one(model, Predicate(lambda text: 1 / (3 - len(text)) > 0, lambda text: False))
+    assert sample.valid is False and "ZeroDivisionError" in sample.constraint.error
+
+
+def test_end_tokens_follow_the_grammar(model: forerun.Model) -> None:
+    """min_new_tokens cannot lengthen a text that has ended; ignore_eos repeats the end."""
+    assert one(model, Choice("a"), min_new_tokens=9).text == "a"
+    sample = one(model, Choice("a"), ignore_eos=True, max_new_tokens=6)
+    assert sample.text == "a" and len(sample.tokens) == 6 and sample.valid
+
+
+@pytest.mark.parametrize("drafter", ["none", "stand", "auto"])
+def test_a_marker_begins_the_constraint(model: forerun.Model, drafter: str) -> None:
+    options = {"constraint_start": "e", "drafter": drafter, "n": 6, "max_new_tokens": 60}
+    for sample in model.generate("Ann", constraint=Regex(" ?[0-9]+;"), **NEW | options)[0].samples:
+        before, marker, after = sample.text.partition("e")
+        if not marker:
+            assert sample.valid is False
+        elif sample.valid:
+            assert after.strip(" ;").isdigit() and after.endswith(";")
+        else:
+            assert sample.finish == "length"
+
+
+def test_a_marker_that_never_comes(model: forerun.Model) -> None:
+    sample = one(model, Choice("a"), constraint_start="no such marker", max_new_tokens=8)
+    assert sample.valid is False and sample.finish in ("length", "stop")
+
+
+def test_allowed_mass_is_that_of_the_model(model: forerun.Model) -> None:
+    """A greedy choice of two texts: the mass by a plain pass."""
+    sample = one(model, Regex("[0-9]"), allowed_mass=True, logprobs=400, temperature=1.0)
+    digits = set(model.tokenizer.encode_inside("0123456789"))
+    every = model.generate("Ann has 3 pens.", max_new_tokens=1, seed=1, logprobs=1000)[0].samples[0]
+    wanted = sum(np.exp(every.logprobs[0].get(token, -np.inf)) for token in digits)
+    assert len(sample.constraint.allowed_mass) == len(sample.tokens)
+    assert sample.constraint.allowed_mass[0] == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Regex("(a+)+b"),
+        Regex("(a|a)*(a|a)*(a|a)*b{1,900}"),
+        Grammar("start: start start | /[ab]/"),
+        Grammar('start: start "a" | "b"'),
+    ],
+    ids=["nested stars", "many ways", "ambiguous", "left recursion"],
+)
+def test_costly_grammars_end_in_time(model: forerun.Model, constraint: Constraint) -> None:
+    """60 tokens within a time that backtracking would exceed by orders of magnitude."""
+    start = time.monotonic()
+    sample = one(model, constraint, max_new_tokens=60)
+    assert set(sample.text) <= {"a", "b"} and time.monotonic() - start < 60
+
+
+def test_objects_serve_several_models(model: forerun.Model) -> None:
+    constraint = Choice("one|two")
+    other = forerun.load(dtype="fp32")
+    for some in (model, other, model):
+        assert some.generate("x", constraint=constraint, **NEW)[0].text in ("one", "two")
+
+
+def test_corpus_and_grammar_hold_together(model: forerun.Model) -> None:
+    found = model.generate("x", constraint=[Regex("[ab]+"), Regex("a{1,3}|c")], n=5, **NEW)[0]
+    assert all(sample.text in ("a", "aa", "aaa") for sample in found.samples if sample.valid)
+    assert all(sample.valid for sample in found.samples)

@@ -101,7 +101,7 @@ LATE = {
     "suffix": "suffix",
 }
 AT_ONCE = {"lookahead", "token_recycling"}  # they read rows on the device
-NOTHING_TO_LEARN = {"none", "infini", "rest"}  # the last two copy from an index on disk
+NOTHING_TO_LEARN = {"none", "forced", "infini", "rest"}  # the last two copy from an index on disk
 
 
 def test_every_drafter_is_covered() -> None:

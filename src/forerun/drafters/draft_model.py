@@ -17,12 +17,12 @@ from forerun import registry
 from forerun.core.dice import Dice
 from forerun.core.growing import Path, Source
 from forerun.core.mixins import Priced, Shared
-from forerun.core.records import Plan, Sequence, SharedBytes
+from forerun.core.records import Plan, Sequence, SharedBytes, Step
 from forerun.core.roles import Target
 from forerun.core.sampling import softmax, to_probs
 from forerun.core.tree import Proposal, Tree
 from forerun.drafters.base import Grown
-from forerun.engine.cost.step import cost_of
+from forerun.engine.cost.step import DRAFT_MODEL_SECONDS, cost_of
 from forerun.models.draft_link import check_size, load_draft
 from forerun.models.draft_padding import PaddedRunner
 from forerun.registry import GrowerName, ModelName
@@ -66,7 +66,7 @@ class DraftModel(Grown, Shared, Priced):
     def bind(self, target: Target) -> None:
         check_size(self.runner, target, self._tokenizer)
         self.source.fit(target.vocab_size)
-        cost_of(self.runner)  # measured here rather than in the first step
+        cost_of(self.runner, DRAFT_MODEL_SECONDS)  # here rather than in the first step
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
         runner = self.runner
@@ -101,6 +101,11 @@ class DraftModel(Grown, Shared, Priced):
         self._read.update(seq.group for seq in seqs if seq.group is not None)
         capped = [self._cap(*pair) for pair in zip(seqs, plans, strict=True)]
         return super().propose(seqs, capped, dice)
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        if self.runner.between_steps is not None:
+            self.runner.between_steps()
 
     def finish(self, seq: Sequence) -> None:
         self.source.runner.release(seq)

@@ -43,7 +43,7 @@ from forerun.engine.safe_drafter import SafeDrafter, observe_pending
 from forerun.errors import CapacityError
 
 START_SECONDS = 0.3, 1.5  # min of each measurement and max of all before the first text
-DRAFT_MODEL_SECONDS = 0.1, 0.5  # the same for a draft model, whose target is measured too
+DRAFT_MODEL_SECONDS = 0.1, 0.5  # the same for a draft model; its target is measured too
 PART_SHARE = 0.6  # of the max seconds, for each of three measurements
 SETUP_PASSES = 3  # over the prefixes of MEASURED_SEQS sequences, before overhead is measured
 FULL_SECONDS = 0.5, 30.0  # min and max of each measurement for benchmarks

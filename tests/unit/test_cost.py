@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import forerun
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
 from forerun.core.cost import Cost
@@ -503,6 +504,22 @@ def test_a_real_model_is_measured_where_its_cost_is_not_fixed(
     assert found.at(1) > 0 and found.per_step > 0
     assert len([*(tmp_path / "cache" / "costs").iterdir()]) == 3, "passes twice, and rounds"
     assert target.num_held == 0
+
+
+def test_measuring_keeps_the_prompts_in_the_cache(
+    measured_cost: None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 0.01))
+    model = forerun.load(tiny_folder, dtype="fp32", max_seqs=cost.MEASURED_SEQS)
+    prompt = list(range(3, 40))
+    model.generate([prompt], max_new_tokens=2)
+    assert (between := model.target.between_steps) is not None
+    monkeypatch.setattr(cost, "BETWEEN_SHARE", 1e9)
+    for _ in range(10):
+        between()
+    before = model.target.num_rows
+    model.generate([prompt], max_new_tokens=1, drafter="none")
+    assert model.target.num_rows - before < len(prompt)
 
 
 def test_elsewhere_in_these_tests_a_model_has_a_fixed_cost(tiny_folder: Path) -> None:

@@ -40,7 +40,7 @@ from forerun.engine.cost.forward import (
 from forerun.engine.cost.measurement import Limits, Measurement, min_seconds
 from forerun.engine.engine import Engine
 from forerun.engine.safe_drafter import SafeDrafter, observe_pending
-from forerun.errors import CapacityError
+from forerun.errors import CapacityError, ConfigError
 
 START_SECONDS = 0.3, 1.5  # min of each measurement and max of all before the first text
 DRAFT_MODEL_SECONDS = 0.1, 0.5  # the same for a draft model; its target is measured too
@@ -65,7 +65,7 @@ def cost_of(target: Target, limits: Limits | None = None, *, is_full: bool = Fal
     is_full: measures and checks all with FULL_SECONDS, and leaves nothing to the first texts.
     """
     if target.cost is None:
-        costs = StepCosts(target)
+        costs = StepCosts(_with_own_cache(target))
         if is_full:
             costs.complete(FULL_SECONDS)
         elif not costs.is_known:
@@ -78,6 +78,19 @@ def cost_of(target: Target, limits: Limits | None = None, *, is_full: bool = Fal
 def cost_for(target: Target, seed: int | None) -> Cost:
     """The step costs by which a text is planned; with a seed those of the start."""
     return cost_of(target) if seed is not None else target.refined_cost or cost_of(target)
+
+
+def _with_own_cache(target: Target) -> Target:
+    """A target on the same weights with an empty cache, so that kept prompts stay in theirs.
+
+    The target itself if it has none, or on a GPU, where a second cache takes memory and time.
+    """
+    if target.is_async or target.is_slow_at_first:
+        return target
+    try:
+        return target.twin()
+    except ConfigError:
+        return target
 
 
 class StepCosts:

@@ -515,9 +515,10 @@ def test_measuring_keeps_the_prompts_in_the_cache(
     model.generate([prompt], max_new_tokens=2)
     assert (between := model.target.between_steps) is not None
     monkeypatch.setattr(cost, "BETWEEN_SHARE", 1e9)
+    before = model.target.num_rows
     for _ in range(10):
         between()
-    before = model.target.num_rows
+    assert model.target.num_rows == before, "it was measured in this cache"
     model.generate([prompt], max_new_tokens=1, drafter="none")
     assert model.target.num_rows - before < len(prompt)
 

@@ -3,14 +3,16 @@
     python benchmarks/stand_misses.py --models smollm2 qwen-coder --half tuning
 
 The prompts are Spec-Bench questions of --data-dir, equally many of each category; a seeded draw
-puts each into the tuning or the reporting half. The model answers each prompt --answers times
+puts each into the tuning or the reporting half. `--half fresh` takes questions of neither half, and
+as many problems of GSM8K, HumanEval and MBPP. The model answers each prompt --answers times
 without drafts, and the most probable tokens of every position are kept. Then every drafter drafts
 along the same answers, one after the other. A draft is accepted as far as it equals the answer.
 So all drafters are compared on the same texts, and no measured cost decides.
 
 The first table is tau: of all answers, of the first and of the second half of each prompt's, and by
-category; its ratio to the first drafter, as the geometric mean over prompts, with the number of
-prompts on which it is higher; and drafted nodes per pass. The second table says at what token the
+category; its ratio to the first drafter (--pairs: to the drafter before it, for every second one),
+as the geometric mean over prompts with a 95 % interval, with the number of prompts on which it is
+higher; and drafted nodes per pass. The second table says at what token the
 walk through each tree of the first drafter ended, in per cent of the passes:
 
     no context    the memory has no entry for the last token
@@ -40,6 +42,7 @@ import scripts
 import forerun
 from forerun import registry
 from forerun.api import Model
+from forerun.bench.metrics import geometric_mean, interval
 from forerun.bench.replay.replay import agreed
 from forerun.core.dice import SeededDice
 from forerun.core.mixins import forget
@@ -49,13 +52,23 @@ from forerun.core.sampling import Sampling, softmax
 from forerun.drafters.stand import Stand
 from forerun.errors import DataError
 from forerun.models.chat_template import TemplateError
+from forerun.tasks.gsm8k import Gsm8kTask
+from forerun.tasks.humaneval import HumanEvalTask
+from forerun.tasks.mbpp import MbppTask
 from forerun.tasks.spec_bench import Question, SpecBenchTask
 
 QUESTIONS = "prompts/spec_bench_question.jsonl"
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 HALVES = ("tuning", "reporting")
+FRESH = "fresh"  # prompts of neither half
+FRESH_TASKS = {  # category -> task and file
+    "gsm8k": (Gsm8kTask, "prompts/gsm8k_test.jsonl.gz"),
+    "humaneval": (HumanEvalTask, "prompts/HumanEval.jsonl.gz"),
+    "mbpp": (MbppTask, "prompts/mbpp.jsonl.gz"),
+}
 CAUSES = ("no context", "no candidate", "wrong rank", "tree ended")
 FLAT = 0.5  # of the target's largest probability, below which a law counts as flat
+HALF_SIZE = 1  # questions of each category in a half, in the published tables
 KEPT = 32  # most probable tokens of every position
 PLANS = {  # name -> nodes, depth, min acceptance of a node
     "16": (16, 8, 0.0),
@@ -73,6 +86,8 @@ DRAFTERS = (
     "stand:entries=20",
     "stand:scope=tenant",
     "stand:seed_from_prompt=true",
+    "stand:copy_prompt=true",
+    "stand:copy_prompt=true,scope=tenant",
     "suffix",
     "fuse:parts=suffix+stand",
     "fuse:parts=prompt_lookup+stand",
@@ -131,37 +146,61 @@ class Counts:
         self.causes += other.causes
 
 
-def halves(path: Path, per_category: int) -> dict[str, list[Question]]:
-    """The questions of the two halves, `per_category` of each category in each."""
+def by_category(path: Path) -> dict[str, list[Question]]:
+    """The Spec-Bench questions of each category."""
     if not path.is_file():
         scripts.skip(f"no {path}; give --data-dir")
-    by_category: dict[str, list[Question]] = {}
+    found: dict[str, list[Question]] = {}
     for question in SpecBenchTask(path).questions:
-        by_category.setdefault(question.group, []).append(question)
-    if missing := set(CATEGORIES) - by_category.keys():
+        found.setdefault(question.group, []).append(question)
+    if missing := set(CATEGORIES) - found.keys():
         raise DataError(f"{path} has no question of {', '.join(sorted(missing))}")
+    return found
+
+
+def halves(path: Path, per_category: int) -> dict[str, list[Question]]:
+    """The questions of the two halves, `per_category` of each category in each."""
+    questions = by_category(path)
     found: dict[str, list[Question]] = {half: [] for half in HALVES}
     for category in CATEGORIES:
-        drawn = random.Random(category).sample(by_category[category], 2 * per_category)
+        drawn = random.Random(category).sample(questions[category], 2 * per_category)
         for i, half in enumerate(HALVES):
             found[half] += drawn[i * per_category : (i + 1) * per_category]
     return found
 
 
-def prompts(model: Model, questions: list[Question]) -> Iterator[tuple[str, list[int]]]:
-    """Category and token ids of each question's first turn, in chat form where there is one."""
+def fresh(data: Path, per_category: int) -> list[Question]:
+    """Questions of neither half, and problems that are no question of Spec-Bench."""
+    questions, seen = by_category(data / QUESTIONS), halves(data / QUESTIONS, HALF_SIZE)
+    used = {question.id for half in seen.values() for question in half}
+    asked = "\n".join(turn for some in questions.values() for q in some for turn in q.turns)
+    pools = {name: [q for q in questions[name] if q.id not in used] for name in CATEGORIES}
+    for name, (task, file) in FRESH_TASKS.items():
+        if not (data / file).is_file():
+            scripts.skip(f"no {data / file}; give --data-dir")
+        examples = [one for one in task(data / file).examples if one.source not in asked]
+        pools[name] = [Question(one.id, name, one.turns) for one in examples]
+    draws = [random.Random(f"{FRESH} {name}").sample(pools[name], per_category) for name in pools]
+    return [question for drawn in draws for question in drawn]
+
+
+def prompts(
+    model: Model, questions: list[Question], tokens: int
+) -> Iterator[tuple[str, list[int]]]:
+    """Category and ids of each question's first turn, cut on the left to leave room for answers."""
+    room = model.target.context - tokens
     for question in questions:
         try:
             ids = model.tokenizer.chat(question.turns[0])
         except TemplateError:  # a base model
             ids = model.tokenizer.encode(question.turns[0] + "\n\n")
-        yield question.group, ids
+        yield question.group, ids[-room:]
 
 
 def record(model: Model, questions: list[Question], options: argparse.Namespace) -> list[Recorded]:
     """The answers of a model without drafts, all answers to a prompt at once."""
     found = []
-    for at, (category, ids) in enumerate(prompts(model, questions)):
+    for at, (category, ids) in enumerate(prompts(model, questions, options.tokens)):
         answers = [Answer() for _ in range(options.answers)]
 
         def keep(step: Step, answers: list[Answer] = answers) -> None:
@@ -254,14 +293,14 @@ class Row:
             self.total.add(own)
 
     def text(self, base: Row) -> str:
-        logs = [
-            math.log(a.tau / b.tau) for a, b in zip(self.by_prompt, base.by_prompt, strict=True)
-        ]
-        ratio, better = math.exp(sum(logs) / len(logs)), sum(log > 0 for log in logs)
+        pairs = zip(self.by_prompt, base.by_prompt, strict=True)
+        ratios = [own.tau / other.tau for own, other in pairs]
+        low, high = interval(ratios) or (0.0, math.inf)
         taus = [c.tau for c in (self.total, self.first, self.last)]
-        taus += [self.by_category[name].tau for name in CATEGORIES]
+        taus += [counts.tau for counts in self.by_category.values()]
         cells = [f"{tau:.2f}" for tau in taus]
-        cells += [f"{ratio:.3f}", f"{better} of {len(logs)}"]
+        cells += [f"{geometric_mean(ratios):.3f} ({low:.3f} to {high:.3f})"]
+        cells += [f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"]
         cells += [f"{self.total.drafted / self.total.passes:.1f}"]
         return f"| `{self.spec}` | {self.plan} | " + " | ".join(cells) + " |"
 
@@ -293,30 +332,46 @@ def main() -> None:
     default = Path(__file__).parents[2] / "shared" / "data"
     parser.add_argument("--models", nargs="+", default=["smollm2"], help="names or folders")
     parser.add_argument("--data-dir", type=Path, default=default, help="folder of real data")
-    parser.add_argument("--half", choices=HALVES, default=HALVES[0], help="of the prompts")
+    parser.add_argument(
+        "--half", choices=(*HALVES, FRESH), default=HALVES[0], help="of the prompts"
+    )
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), help="specs")
+    parser.add_argument("--pairs", action="store_true", help="compare each second with the first")
     parser.add_argument("--per-category", type=scripts.count, default=1, help="prompts in a half")
     parser.add_argument("--answers", type=scripts.count, default=16, help="to each prompt")
     parser.add_argument("--tokens", type=scripts.count, default=200, help="of an answer at most")
     parser.add_argument("--temperature", type=scripts.measure, default=0.6)
     options = parser.parse_args()
-    questions = halves(options.data_dir / QUESTIONS, options.per_category)[options.half]
+    if options.half == FRESH:
+        questions = fresh(options.data_dir, options.per_category)
+    else:
+        questions = halves(options.data_dir / QUESTIONS, options.per_category)[options.half]
     for name in options.models:
         model = forerun.load(name)
         found = record(model, questions, options)
-        print(f"\n## {Path(name).name}, {options.half} half\n")
-        heads = ("drafter", "nodes", "tau", "first", "second half", *CATEGORIES)
-        heads += ("ratio", "higher on", "drafted")
-        print("| " + " | ".join(heads) + " |\n|---|---|" + "---:|" * (len(heads) - 2), flush=True)
-        first, *others = options.drafters
-        base: Row | None = None
-        works = [(first, plan) for plan in PLANS] + [(spec, "16") for spec in others]
-        for spec, plan in works:
-            row = Row(model, spec, plan, found, options.temperature)
-            base = base or row
-            print(row.text(base), flush=True)
-        if base is not None and sum(base.total.causes.values()):
-            print_ends(base, found)
+        print_drafters(f"{Path(name).name}, {options.half}", model, found, options)
+
+
+def print_drafters(
+    title: str, model: Model, found: list[Recorded], options: argparse.Namespace
+) -> None:
+    """The tables of one model."""
+    groups = dict.fromkeys(one.category for one in found)
+    heads = ("drafter", "nodes", "tau", "first", "second half", *groups)
+    heads += ("ratio", "higher on", "drafted")
+    print(f"\n## {title}\n\n| " + " | ".join(heads) + " |")
+    print("|---|---|" + "---:|" * (len(heads) - 2), flush=True)
+    first, *others = options.drafters
+    plans = ["16"] if options.pairs else list(PLANS)
+    base: Row | None = None
+    works = [(first, plan) for plan in plans] + [(spec, "16") for spec in others]
+    for number, (spec, plan) in enumerate(works):
+        row = Row(model, spec, plan, found, options.temperature)
+        if base is None or options.pairs and number % 2 == 0:
+            base = row
+        print(row.text(base), flush=True)
+    if base is not None and not options.pairs and sum(base.total.causes.values()):
+        print_ends(base, found)
 
 
 if __name__ == "__main__":

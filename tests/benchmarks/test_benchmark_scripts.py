@@ -170,6 +170,17 @@ RUNS = (
         (r"don_quixote:", r"plain +0.00", r"floored +1.00", r"paper +1.00"),
     ),
     Run(
+        "real",
+        "--model reasoner --tasks gsm8k --modes greedy batched --methods plain,auto --examples 1 "
+        "--max-new-tokens 6 --data-dir {data} --out {out}",
+        (r"\| `plain` \|", r"\| `auto` \|", r"\| `auto:batch=8` \|", r"`auto` over plain: gsm8k"),
+    ),
+    Run(
+        "stand_misses",
+        "--models reasoner --answers 2 --tokens 8 --data-dir {data} --drafters stand suffix",
+        (r"\| `stand` \| 16 \|", r"\| `suffix` \| 16 \|", r"\| all \|"),
+    ),
+    Run(
         "start",
         "--models reasoner --warm 1",
         (r"\| reasoner \| cold \|", r"\| reasoner \| warm \|", r"read reasoner:"),
@@ -204,7 +215,6 @@ APART = {  # scripts that no run starts by itself
     "index_peer": "needs a Python that has infini-gram",
     "index_timing": "is a part of index and index_peer",
     "scripts": "is a part of all",
-    "stand_misses": "needs real models and prompts",
     "vllm_plugin": "needs the peers' environment (make peers)",
     "vllm_worker": "is run by vllm_plugin in that environment",
 }

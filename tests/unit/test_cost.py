@@ -12,18 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from fakes import FakeTarget, table_law
+import forerun
+from fakes import FakeTarget, sequence, table_law
+from forerun import registry
 from forerun.core.cost import Cost
+from forerun.core.dice import SeededDice
 from forerun.core.records import Sequence, Step
+from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
 from forerun.engine import stats
+from forerun.engine.cost import cache, measurement
 from forerun.engine.cost import forward as passes
 from forerun.engine.cost import step as cost
-from forerun.engine.cost.forward import curve_of, pass_seconds
+from forerun.engine.cost.forward import pass_seconds
 from forerun.engine.cost.step import cost_of
+from forerun.engine.engine import Engine
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
 
+GREEDY = Sampling(temperature=0)
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
 
 
@@ -51,10 +58,58 @@ class Timed(FakeTarget):
 
     def show(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is the only clock that is read, and its seconds are not long ones."""
-        for module in (passes, cost, stats):
+        for module in (passes, measurement, cost, stats):
             monkeypatch.setattr(module, "perf_counter", lambda: self.clock)
-        monkeypatch.setattr(passes, "START_SECONDS", (0.0, math.inf))
+        monkeypatch.setattr(cost, "START_SECONDS", (0.0, math.inf))
         monkeypatch.setattr(cost, "MAX_PASS_SECONDS", math.inf)
+
+
+def checked(target: Timed) -> Cost:
+    """The cost after the first texts, whose steps take days on its clock."""
+    cost_of(target)
+    for _ in range(100):
+        if target.between_steps is None:
+            return cost.cost_for(target, None)
+        target.clock += 1e6
+        target.between_steps()
+    raise AssertionError("it is never done")
+
+
+class Model(Timed):
+    """Its passes take `seconds` and a sixteenth more per row, beside which nothing takes time."""
+
+    def __init__(self, seconds: float, shape: str = "a model on a clock") -> None:
+        super().__init__(lambda tokens: np.array([0.9, 0.05, 0.05]))
+        self.seconds, self.shape = seconds, f"{shape} {seconds}" if shape else ""
+        self.num_passes = 0
+        self.is_full = False
+
+    def forward(self, batch):
+        if self.is_full:
+            raise CapacityError("no room")
+        rows = sum(1 + len(tree) for tree in batch.trees)
+        self.clock += self.seconds * (1 + rows / 16)
+        self.num_passes += 1
+        return FakeTarget.forward(self, batch)
+
+    def commit(self, seqs, trees, verdicts):
+        FakeTarget.commit(self, seqs, trees, verdicts)
+
+
+def text_of(target: FakeTarget, name: str, sampling: Sampling) -> tuple[list[int], int]:
+    """A text of 64 tokens with a drafter under `budget`, and the number of drafted nodes."""
+    nodes: list[int] = []
+    engine = Engine(
+        target,
+        registry.make("drafter", name),
+        registry.make("verifier", registry.DEFAULT_VERIFIER),
+        registry.make("controller", "budget"),
+        listeners=[lambda step: nodes.append(step.num_nodes)],
+    )
+    seq = sequence((0, 1), 64, SeededDice(0), sampling)
+    engine.submit(seq)
+    engine.run()
+    return seq.generated, sum(nodes)
 
 
 class Recording(Timed):
@@ -88,12 +143,11 @@ def test_a_measured_curve_rises_and_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 20.0))
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 20.0))
     first = cost_of(Shaped(table_law(1)))
     assert first.rows[0] == 1 and list(first.seconds) == sorted(first.seconds)
     assert first.seconds[0] > 0
     file = next((tmp_path / "costs").iterdir())
-    monkeypatch.setattr(passes, "MIN_CHECK_RATIO", 0.0)  # however much faster the machine is by now
     assert cost_of(Shaped(table_law(1))) == first  # read, not measured again
     file.write_text("{")
     assert cost_of(Shaped(table_law(1))).rows == first.rows
@@ -115,7 +169,7 @@ def test_a_curve_of_a_busy_machine_is_measured_again(
         target = Busy(table_law(1))
         target.slowness = slowness
         target.show(monkeypatch)
-        return cost_of(target)
+        return checked(target)
 
     assert found(8.0).at(1) == 9
     assert found(1.0).at(1) == 2 and found(1.0).at(5) == 3, "it was kept too long"
@@ -132,30 +186,92 @@ def test_a_pass_is_as_fast_as_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> N
 
     target = Hit(table_law(1))
     target.show(monkeypatch)
-    assert list(curve_of(target).seconds) == [3.0] * len(passes.MEASURED_ROWS)
+    assert list(cost_of(target).seconds) == [3.0] * len(passes.MEASURED_ROWS)
 
 
-def test_a_slow_target_is_measured_in_part_and_the_rest_at_later_starts(
+@pytest.mark.parametrize("seconds", [0.0001, 0.004, 0.03, 0.1, 0.3])
+def test_a_start_measures_for_at_most_two_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Of a target and its draft model together."""
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    limits = cost.START_SECONDS, cost.DRAFT_MODEL_SECONDS
+    whole, draft = Model(seconds), Model(seconds / 3)
+    for target, some in zip((whole, draft), limits, strict=True):
+        target.show(monkeypatch)
+        cost_of(target, some)
+    assert 0 < whole.clock + draft.clock <= 2
+
+
+def test_a_model_too_slow_to_measure_makes_two_passes_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No start waits much longer than its limit, and nothing that was measured is lost."""
+    """One over the text before the root, and one over the root."""
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    target = Model(30.0)
+    target.show(monkeypatch)
+    monkeypatch.setattr(cost, "START_SECONDS", (0.3, 1.5))
+    cost_of(target)
+    assert target.num_passes == 2
 
-    class Slow(Timed):
-        shape = "a slow fake on a clock"
 
-    def rows_of_a_start() -> tuple[int, ...]:
-        target = Slow(table_law(1))
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 3.0])
+def test_the_first_texts_complete_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The texts are those of plain decoding, and later starts measure nothing ahead of theirs."""
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    start = 0.0, 4 * seconds  # too short for all passes
+
+    def begun() -> Model:
+        target = Model(seconds)
         target.show(monkeypatch)
-        monkeypatch.setattr(passes, "START_SECONDS", (0.0, 9.0))
-        found = curve_of(target).rows
-        assert target.clock < 2 + 9 + 3 + 3, "prefill, the limit, a pass over it, slack"
-        return found
+        monkeypatch.setattr(cost, "START_SECONDS", start)
+        return target
 
-    seen = [rows_of_a_start() for _ in range(6)]
-    assert seen[0] == (1, 5, 17, 65)
-    assert all(set(seen[i]) < set(seen[i + 1]) for i in range(3))
-    assert set(seen[-1]) == set(passes.MEASURED_ROWS)
+    target, texts = begun(), []
+    while not texts or target.between_steps:
+        texts.append(text_of(target, "stand", GREEDY)[0])
+        assert len(texts) < 100
+    plain = text_of(FakeTarget(Model(seconds).law), "none", GREEDY)[0]
+    assert all(text == plain for text in texts)
+    found = target.refined_cost
+    assert found is not None and found.rows == tuple(sorted(passes.MEASURED_ROWS))
+    later = begun()
+    assert cost_of(later) == found and not later.num_passes
+    while later.between_steps:
+        assert text_of(later, "stand", GREEDY)[0] == plain
+    assert later.refined_cost == found, "it was right, as the check has found"
+
+
+def test_a_measurement_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    target = Model(0.01)
+    target.show(monkeypatch)
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 0.04))
+    before = cost_of(target).rows
+    target.is_full = True
+    for _ in range(20):
+        target.clock += 1e3
+        assert target.between_steps is not None
+        target.between_steps()
+    assert cost_of(target).rows == before and target.between_steps
+    target.is_full = False
+    while target.between_steps:
+        target.clock += 1e3
+        target.between_steps()
+    assert target.refined_cost is not None and set(before) < set(target.refined_cost.rows)
+
+
+def test_plans_follow_refined_costs_where_no_seed_is_given() -> None:
+    """The same call with a seed gives the same texts in one process."""
+    target = FakeTarget(lambda tokens: np.array([0.998, 0.001, 0.001]))
+    target.cost = Cost((1, 65), (1.0, 1.5))
+    seeded, unseeded = Sampling(seed=7), Sampling()
+    before = [text_of(target, "stand", one)[1] for one in (seeded, unseeded)]
+    target.refined_cost = Cost((1, 65), (1.0, 1000.0))  # by now drafts are known to be useless
+    after = [text_of(target, "stand", one)[1] for one in (seeded, unseeded)]
+    assert after[0] == before[0] > 0 and after[1] < before[1]
 
 
 def test_a_target_too_slow_for_two_passes_gets_a_curve_that_drafts_nothing(
@@ -163,8 +279,8 @@ def test_a_target_too_slow_for_two_passes_gets_a_curve_that_drafts_nothing(
 ) -> None:
     target = Timed(table_law(1))
     target.show(monkeypatch)
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 1.0))
-    assert curve_of(target) == Cost((1, 2), (2.0, 4.0))
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 1.0))
+    assert cost_of(target) == Cost((1, 2), (2.0, 4.0))
 
 
 def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +289,7 @@ def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPat
         target.shape = shape
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
-        return passes._key(target)
+        return cache.key_of(target)
 
     assert key("a model on cuda:0", "H200") != key("a model on cuda:0", "A10")
     assert key("a model on cpu", "H200") == key("a model on cpu", "A10")
@@ -184,10 +300,10 @@ def test_a_curve_is_of_its_number_type_and_threads(
 ) -> None:
     half, brain = (load_target(tiny_folder, dtype=dtype) for dtype in ("fp16", "bf16"))
     assert half.model.nbytes == brain.model.nbytes, "so nothing else tells them apart"
-    keys = {passes._key(half), passes._key(brain)}
+    keys = {cache.key_of(half), cache.key_of(brain)}
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
-    keys |= {passes._key(half), passes._key(brain)}
+    keys |= {cache.key_of(half), cache.key_of(brain)}
     assert len(keys) == 4
 
 
@@ -208,12 +324,12 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 20.0))
     assert cost_of(Shaped(table_law(1))).rows
 
 
 def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 20.0))
 
     class Target(FakeTarget):
         cost = None
@@ -242,7 +358,7 @@ def test_texts_of_the_measurement_differ(vocab: int) -> None:
 
 def test_all_texts_of_a_measurement_are_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model of billions on two cores the pass over 400 tokens takes a quarter of a minute."""
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 20.0))
     new = Counter[Sequence]()
 
     class Target(FakeTarget):
@@ -260,7 +376,7 @@ def test_all_texts_of_a_measurement_are_few_tokens(monkeypatch: pytest.MonkeyPat
     nums = [list[int]()]
     cost_of(Target(table_law(1)))
     assert [len(num) for num in nums] == [1, cost.MEASURED_SEQS, cost.MEASURED_SEQS, 0]
-    assert max(map(sum, nums)) <= passes.PREFIX_TOKENS
+    assert max(map(sum, nums)) <= 48
 
 
 def test_trees_of_the_measurement_have_the_wanted_size() -> None:
@@ -299,7 +415,7 @@ def test_neighbours_that_slow_passes_down_make_no_draft_dear(
 
     target = Shaken(table_law(1))
     target.show(monkeypatch)
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 14000.0))  # few tries
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 1e6))
     found = cost_of(target)
     assert (found.per_step, found.per_draft, found.fixed_draft) == (0, 5 * cost.COLD_FACTOR, 0)
     assert found.per_empty_draft == found.fixed_empty == 0
@@ -317,7 +433,7 @@ def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.Mon
             assert len(batch.seqs) == 1
             return super().forward(batch)
 
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 20.0))
     found = cost_of(Narrow(table_law(1)))
     assert found.per_seq == found.per_draft == 0 and found.per_step > 0
 
@@ -334,7 +450,7 @@ def test_what_rounds_took_is_taken_apart() -> None:
 
 
 def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "START_SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 20.0))
     steps, publish = [], cost.Engine._publish
 
     def heard(engine: cost.Engine, step: Step) -> None:
@@ -342,7 +458,7 @@ def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyP
         publish(engine, step)
 
     monkeypatch.setattr(cost.Engine, "_publish", heard)
-    cost._rounds(FakeTarget(table_law(1, vocab=8)), 4, cost._kinds(4), 2, (0.0, 0.1))
+    cost._rounds(FakeTarget(table_law(1, vocab=8)), 4, cost._kinds(4), 2, (0.0, 20.0))
     kinds = {
         (
             len(step.seqs),
@@ -371,36 +487,40 @@ def test_rounds_of_a_busy_machine_are_measured_again(
         target = Busy(table_law(1))
         target.beside = beside
         target.show(monkeypatch)
-        return cost_of(target)
+        return checked(target)
 
     assert found(8.0).per_step == 8
     assert found(0.0).per_step == 0, "it was kept too long"
     assert found(8.0).per_step == 0, "a busy minute does not undo it"
 
 
-def test_a_curve_of_passes_takes_no_rounds() -> None:
-    """It is of passes alone: nothing is committed, and no cost of steps is known by it."""
-
-    class Draft(FakeTarget):
-        cost = None
-
-        def commit(self, seqs, trees, verdicts):
-            raise AssertionError("a round")
-
-    draft = Draft(table_law(1))
-    assert curve_of(draft).rows[0] == 1 and curve_of(draft) is curve_of(draft)
-    assert draft.cost is None
-
-
 def test_a_real_model_is_measured_where_its_cost_is_not_fixed(
-    measured_cost: None, tiny_folder: Path, tmp_path: Path
+    measured_cost: None, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 60.0))
     target = load_target(tiny_folder, dtype="fp32")
     assert target.cost is None
     found = cost_of(target)
     assert found.at(1) > 0 and found.per_step > 0
     assert len([*(tmp_path / "cache" / "costs").iterdir()]) == 3, "passes twice, and rounds"
     assert target.num_held == 0
+
+
+def test_measuring_keeps_the_prompts_in_the_cache(
+    measured_cost: None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "START_SECONDS", (0.0, 0.01))
+    model = forerun.load(tiny_folder, dtype="fp32", max_seqs=cost.MEASURED_SEQS)
+    prompt = list(range(3, 40))
+    model.generate([prompt], max_new_tokens=2)
+    assert (between := model.target.between_steps) is not None
+    monkeypatch.setattr(cost, "BETWEEN_SHARE", 1e9)
+    before = model.target.num_rows
+    for _ in range(10):
+        between()
+    assert model.target.num_rows == before, "it was measured in this cache"
+    model.generate([prompt], max_new_tokens=1, drafter="none")
+    assert model.target.num_rows - before < len(prompt)
 
 
 def test_elsewhere_in_these_tests_a_model_has_a_fixed_cost(tiny_folder: Path) -> None:

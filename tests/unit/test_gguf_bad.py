@@ -63,13 +63,17 @@ def test_a_cut_file(share: float, whole: bytes, refused: Callable[[bytes], str])
     assert "is cut" in said and "bytes" in said and "fetch or copy it again" in said
 
 
+def test_a_file_cut_within_its_first_word(refused: Callable[[bytes], str]) -> None:
+    assert "is cut: it has 3 bytes" in refused(b"GGU")
+
+
 def test_an_empty_file(refused: Callable[[bytes], str]) -> None:
     assert "is empty" in refused(b"")
 
 
 def test_another_kind_of_file(whole: bytes, refused: Callable[[bytes], str]) -> None:
     assert "is not a GGUF file" in refused(b"\x80\x02" + whole)
-    assert "is not a GGUF file" in refused(b"GG")
+    assert "give a .gguf file" in refused(b"hello")
 
 
 @pytest.mark.parametrize("version", [1, 4, 77])

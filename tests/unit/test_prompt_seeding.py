@@ -116,6 +116,67 @@ def test_a_real_model_teaches_its_own_laws_at_the_prompt(tiny: Model) -> None:
     assert any(all(abs(p - law.get(t, 0)) < 1e-4 for t, p in wanted.items()) for law in laws)
 
 
+# tokens of the prompt, without a pass
+
+
+def top(drafter: Stand, seq: Sequence, tokens: list[int]) -> dict[int, float]:
+    found = drafter.memory(seq).lookup(tokens)
+    return {} if found is None else dict(zip(found.ids.tolist(), found.probs.tolist(), strict=True))
+
+
+def test_prompt_tokens_are_learned_where_they_stand() -> None:
+    drafter = Stand(context=2, copy_prompt=True)
+    drafter.bind(FakeTarget(table_law(1)))
+    tokens = [0, 1, 2, 0, 1, 3, 2]
+    seq = sequence(tokens)
+    drafter.start(seq)
+    assert top(drafter, seq, [0]) == {1: 1.0}
+    assert top(drafter, seq, [0, 1]) == top(drafter, seq, [1]) == {2: 0.5, 3: 0.5}
+    assert top(drafter, seq, [2, 0]) == {1: 1.0}
+    assert top(drafter, seq, [1, 3]) == {2: 1.0}
+    assert drafter.memory(seq).observed == len(tokens) - 1
+    drafter.start(sequence(tokens))  # another trajectory of the group
+    assert drafter.memory(seq).observed == len(tokens) - 1
+
+
+def test_every_request_with_a_memory_of_its_own_copies_its_prompt() -> None:
+    drafter = Stand(copy_prompt=True, scope="request")
+    drafter.bind(FakeTarget(table_law(1)))
+    seqs = [sequence([0, 1, 2]), sequence([0, 1, 2])]
+    for seq in seqs:
+        drafter.start(seq)
+        assert top(drafter, seq, [0, 1]) == {2: 1.0}
+
+
+def test_a_wide_memory_holds_no_copied_prompt() -> None:
+    drafter = Stand(copy_prompt=True, scope="tenant")
+    drafter.bind(FakeTarget(table_law(1)))
+    seq = sequence([0, 1, 2])
+    drafter.start(seq)
+    assert top(drafter, seq, [0, 1]) == {2: 1.0}
+    assert drafter.snapshot().counts["tokens"] == 0
+    assert not len(drafter.snapshot().arrays["keys"].nonzero()[0])
+    assert top(drafter, sequence([3, 0, 1], group="other"), [0, 1]) == {}
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_prompts_are_copied_too(length: int) -> None:
+    drafter = Stand(copy_prompt=True)
+    drafter.bind(FakeTarget(table_law(1)))
+    seq = sequence([0, 1, 2][:length])
+    drafter.start(seq)
+    assert drafter.memory(seq).observed == length - 1
+
+
+def test_a_copied_prompt_changes_no_greedy_text(tiny: Model) -> None:
+    prompt = "one two three four five six seven eight nine ten and " * 2
+    options = {"temperature": 0.0, "max_new_tokens": 20}
+    (plain,) = tiny.generate([prompt], drafter="none", **options)
+    spec = "stand:copy_prompt=true"
+    (copied,) = tiny.generate([prompt], drafter=spec, controller="fixed", n=2, **options)
+    assert {sample.text for sample in copied.samples} == {plain.text}
+
+
 # laws
 
 
@@ -134,7 +195,11 @@ def seeded() -> Stand:
     return Stand(context=1, entries=3, template=grid(2, 1), seed_from_prompt=True)
 
 
-@pytest.mark.parametrize("make", [restored, seeded])
+def copied() -> Stand:
+    return Stand(context=1, entries=3, template=grid(2, 1), copy_prompt=True)
+
+
+@pytest.mark.parametrize("make", [restored, seeded, copied])
 @pytest.mark.parametrize(
     ("plan", "lengths"), [(Plan(2, 2), (3,)), (Plan(3, 2), (3,)), (Plan(1, 1), (1, 2))]
 )

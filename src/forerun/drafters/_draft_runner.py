@@ -13,7 +13,7 @@ from forerun.core.mixins import Priced, Shared
 from forerun.core.records import Plan, Sequence, SharedBytes
 from forerun.core.sampling import softmax, to_probs
 from forerun.core.tree import Proposal
-from forerun.engine.cost.step import cost_of
+from forerun.engine.cost.step import DRAFT_MODEL_SECONDS, cost_of
 from forerun.models.draft_padding import PaddedRunner
 
 if TYPE_CHECKING:
@@ -41,6 +41,15 @@ class ModelDrafter(Shared, Priced):
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
         runner = self.runner
         return runner.check_room(runner.num_held + seqs, min(tokens, runner.context), taken)
+
+    def begin_costs(self) -> None:
+        """Measures costs of the draft model for a limited time, here rather than in a step."""
+        cost_of(self.runner, DRAFT_MODEL_SECONDS)
+
+    def measure_costs(self) -> None:
+        """Goes on measuring; called after every step."""
+        if self.runner.between_steps is not None:
+            self.runner.between_steps()
 
     def draft_seconds(self, nodes: int, num: int = 1) -> float:
         """One step of the draft model per node of a chain; half as many for a tree; at least 1."""

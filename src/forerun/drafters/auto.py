@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forerun.runner.model_runner import ModelRunner
 
 DEFAULT_PARTS = "stand", "suffix"
+PART_OPTIONS = {"stand": ",copy_prompt=true", "suffix": ""}  # the suffix tree copies prompts anyway
 FORCED = "forced"  # name of forced tokens in statistics
 OWN_DRAFT = "own"  # the draft model that comes with the model
 # by greedy: tokens per step with STAND, a suffix tree and a draft model, relative to STAND
@@ -62,7 +63,7 @@ class Auto(Router):
     ) -> None:
         self.has_default_parts = parts == DEFAULT_PARTS
         if self.has_default_parts:
-            parts = tuple(f"{part}:scope={scope}" for part in DEFAULT_PARTS)
+            parts = tuple(f"{part}:scope={scope}{PART_OPTIONS[part]}" for part in DEFAULT_PARTS)
             draft = _own_draft(target, tokenizer) if model == OWN_DRAFT else model
             if draft and isinstance(draft, str) and target is not None:
                 draft = shared_draft(target, draft, tokenizer)

@@ -34,7 +34,6 @@ from forerun.core.tree import EMPTY, Proposal, Tree, TreeBuilder, chain
 from forerun.drafters._draft_runner import ModelDrafter, on_host, probs_of
 from forerun.drafters._ngram_law import MAX_NGRAM, NgramTrie, TokenLaw
 from forerun.drafters.base import grow, in_lockstep
-from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError, UnknownName
 from forerun.models.draft_link import ForeignDraft, load_foreign_draft
 from forerun.models.retokenize import Retokenizer, TextView
@@ -101,7 +100,7 @@ class CrossVocab(ModelDrafter):
         self.to_target = Retokenizer(draft, goal, self.map, ours.encode_inside)
         self._start = ours.encode(""), theirs.encode("")
         self._is_foreign = self.map.back == NONE  # bool [V_t]
-        cost_of(self.runner)  # measured here rather than in the first step
+        self.begin_costs()
 
     def start(self, seq: Sequence) -> None:
         self._learn(seq, seq.tokens)
@@ -109,6 +108,7 @@ class CrossVocab(ModelDrafter):
     def observe(self, step: Step) -> None:
         for seq, tokens in zip(step.seqs, step.emitted, strict=True):
             self._learn(seq, tokens)
+        self.measure_costs()
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         self.note_read(seqs)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from forerun import registry
 from forerun.core.dice import Dice
-from forerun.core.records import Plan, Sequence
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
 from forerun.drafters._draft_runner import ModelDrafter, ModelSource, within_context
 from forerun.drafters.base import Grown
-from forerun.engine.cost.step import cost_of
 from forerun.models.draft_link import check_size, load_draft
 from forerun.registry import GrowerName, ModelName
 
@@ -58,7 +57,7 @@ class DraftModel(Grown, ModelDrafter):
     def bind(self, target: Target) -> None:
         check_size(self.runner, target, self._tokenizer)
         self.source.fit(target.vocab_size)
-        cost_of(self.runner)  # measured here rather than in the first step
+        self.begin_costs()
 
     def catch_up_seconds(self, seq: Sequence) -> float:
         return self.catch_up(seq, self.source.runner.num_unread(seq))
@@ -72,6 +71,10 @@ class DraftModel(Grown, ModelDrafter):
         pairs = zip(seqs, plans, strict=True)
         capped = [within_context(self.runner, seq, plan) for seq, plan in pairs]
         return super().propose(seqs, capped, dice)
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self.measure_costs()
 
     def finish(self, seq: Sequence) -> None:
         self.source.runner.release(seq)

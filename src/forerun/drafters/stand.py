@@ -27,7 +27,7 @@ from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Target, name_of
 from forerun.core.sampling import softmax, to_probs
 from forerun.core.scopes import SCOPES
-from forerun.core.tree import POINT, Proposal, Tree
+from forerun.core.tree import POINT, Proposal, Tree, points
 from forerun.core.tree_template import DEFAULT, Template
 from forerun.drafters._stand_memories import ScopedMemories
 from forerun.drafters.base import PerSequence, grow
@@ -66,7 +66,9 @@ class Stand(PerSequence, Persistent):
     and applies the sampling parameters when drafting; "auto" is "processed" for requests and
     groups, and "model" for wider scopes, which serve mixed requests. Greedy requests always store
     "model".
-    seed_from_prompt: also learns at prompt positions, once per group.
+    seed_from_prompt: also learns the target's distributions at prompt positions, once per group.
+    copy_prompt: also learns the prompt's tokens, once per group, as if each were certain where it
+    stands; needs no pass.
     """
 
     can_observe_late = True
@@ -83,6 +85,7 @@ class Stand(PerSequence, Persistent):
         choice: str = "sampled",
         store: str = "auto",
         seed_from_prompt: bool = False,
+        copy_prompt: bool = False,
         tokenizer: Any = None,
     ) -> None:
         if choice == "measured":
@@ -96,7 +99,7 @@ class Stand(PerSequence, Persistent):
         self.context, self.entries = context, entries
         self.num_top_logits = entries
         self.scope, self.choice = scope, choice
-        self.seed_from_prompt = seed_from_prompt
+        self.seed_from_prompt, self.copy_prompt = seed_from_prompt, copy_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
         self.is_dynamic = tree == "dynamic" and template is None
         self.template = DEFAULT
@@ -120,9 +123,14 @@ class Stand(PerSequence, Persistent):
 
     def start(self, seq: Sequence) -> None:
         self._memories.join(seq)
-        mark = seq if seq.group is None else seq.group
-        if self.seed_from_prompt and mark not in self._seeded:
+        mark = seq if seq.group is None or self.scope == "request" else seq.group
+        if mark in self._seeded:
+            return
+        if self.copy_prompt:
+            self._copy(seq)
+        if self.seed_from_prompt:
             self._seed(seq)
+        if self.copy_prompt or self.seed_from_prompt:
             self._seeded.add(mark)
 
     def finish(self, seq: Sequence) -> None:
@@ -231,6 +239,23 @@ class Stand(PerSequence, Persistent):
             for row in rows:  # in place
                 row[:] = softmax(row) if is_raw else to_probs(row, seq.sampling)
             self._memories.teach(memory, seq.tokens, at, rows)
+
+    def _copy(self, seq: Sequence) -> None:
+        """Learns every prompt token but the first, with probability 1 after the tokens before.
+
+        Only the sequence's own memory does: wider ones and their files hold no prompts.
+        """
+        prompt = np.array(seq.tokens[: seq.num_prompt], np.int32)
+        if len(prompt) < 2:
+            return
+        memory, count = self.memory(seq), len(prompt) - 1
+        nodes = np.arange(-1, count - 1, dtype=np.int32)
+        ids = np.zeros((count, self.entries), np.int32)
+        probs = np.zeros((count, self.entries), np.float32)
+        ids[:, 0], probs[:, 0] = prompt[1:], 1.0
+        self._memories.enlarge(memory, count)
+        text, root = points(prompt[1:-1], nodes[:-1]), memory.context(seq.tokens[:1])
+        memory.learn(root, text, nodes, ids, probs, shares=False)
 
     def _learns_model(self, seq: Sequence) -> bool:
         return seq.sampling.is_greedy or self._memories.stores_model(seq)

@@ -98,6 +98,8 @@ class Engine:
             if self.scheduler.running:
                 self.round(list(self.scheduler.running))
                 ended += self.retire()
+                if self.target.between_steps is not None:
+                    self.target.between_steps()
             return ended
 
     def round(self, seqs: list[Sequence]) -> None:

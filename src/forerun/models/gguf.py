@@ -164,9 +164,14 @@ class _Header:
 
     def _check_magic(self) -> None:
         magic = self.data[:4]
+        if magic != MAGIC and MAGIC.startswith(magic):
+            raise ModelError(
+                f"{self.path} is cut: it has {len(self.data)} bytes; fetch or copy it again"
+            )
         if magic != MAGIC:
             raise ModelError(
-                f"{self.path} is not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}"
+                f"{self.path} is not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}; "
+                "give a .gguf file, or a model folder"
             )
         self.at = 4
         version = self._scalar("I")

@@ -6,6 +6,7 @@ is created atomically.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -55,18 +56,21 @@ Report = Callable[[Progress], None]
 
 
 def pull(name: str, *, report: Report | None = None) -> Path:
-    """The folder of a model that `forerun models` lists, downloaded if missing.
+    """The folder of a model that `forerun models` lists, downloaded if missing or damaged.
 
     report: called with the progress. Raises UnknownName, ModelError if the download fails or has a
     wrong hash, CapacityError if the disk is full.
     """
     download = known(name)
     folder = pulled_folder(download)
-    if folder.is_dir():
+    is_there = folder.is_dir()
+    if is_there and not is_damaged(folder):
         return folder
     from forerun.models.gguf import gguf_package
 
     gguf_package()  # fails before the download
+    if is_there:
+        _delete(folder)
     store = folder.parent / f".parts-{download.name}"
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -88,6 +92,19 @@ def pull(name: str, *, report: Report | None = None) -> Path:
     return folder
 
 
+def is_damaged(folder: Path) -> bool:
+    """Whether a file that every pulled folder has is missing, cut or empty."""
+    from forerun.models.shards import owners
+
+    try:
+        for name in ("config.json", "tokenizer.json"):
+            json.loads((folder / name).read_text(encoding="utf-8"))
+        owners([folder / "model.safetensors"])
+    except (OSError, ValueError, ModelError):
+        return True
+    return False
+
+
 def remove(name: str) -> Path | None:
     """Deletes a pulled model and its parts; returns its folder, None if there was none."""
     download = known(name)
@@ -95,9 +112,13 @@ def remove(name: str) -> Path | None:
     shutil.rmtree(folder.parent / f".parts-{download.name}", ignore_errors=True)
     if not folder.is_dir():
         return None
+    _delete(folder)
+    return folder
+
+
+def _delete(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".gone-", dir=folder.parent) as gone:
         os.replace(folder, Path(gone) / "folder")
-    return folder
 
 
 def known(name: str) -> Download:

@@ -191,6 +191,7 @@ class Intake:
                 stop=stops,
                 min_new_tokens=request.min_tokens or 0,
                 max_new_tokens=length,
+                seed=None if request.seed is None else request.seed % 2**64,
                 logprobs=logprobs,
                 constraint_sampling=request.constraint_sampling or "mask",
                 constraint_start=request.constraint_start,

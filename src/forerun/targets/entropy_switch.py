@@ -12,6 +12,7 @@ there. Needs: two models with the same vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -104,6 +105,11 @@ class EntropySwitch(Target):
     def cost(self) -> Cost:  # type: ignore[override]
         """Cost of the large model, for controllers."""
         return cost_of(self.models[LARGE])
+
+    @property
+    def between_steps(self) -> Callable[[], None] | None:  # type: ignore[override]
+        """That of the large model."""
+        return self.models[LARGE].between_steps
 
     def mode(self, seq: Sequence) -> Mode:
         """The mode for the next token of a sequence."""

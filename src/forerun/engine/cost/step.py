@@ -3,6 +3,11 @@
 The overhead is measured in rounds of the engine loop with a real drafter, as the step time minus
 the pass time. The extra pass time of several sequences is the difference of two passes with the
 same number of rows.
+
+Measured seconds are cached on disk. Ahead of the first text a start measures only what is not in
+the cache, for START_SECONDS at most; between the steps of the first texts it measures what is
+left, or checks what it has read. Texts with a seed are planned by the costs of the start, so that
+the same call gives the same texts.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from forerun import registry
 from forerun.core.cost import Cost
@@ -22,18 +28,27 @@ from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Target
 from forerun.core.sampling import Sampling
 from forerun.engine.cost.forward import (
-    SHORT_PREFIX_TOKENS,
-    Limits,
-    cached_seconds,
-    curve_of,
+    MEASURED_ROWS,
+    MIN_CURVE_POINTS,
+    PREFIX_TOKENS,
+    Pass,
+    curve,
     dummy_tokens,
-    min_seconds,
     pass_seconds,
+    seconds_left,
 )
+from forerun.engine.cost.measurement import Limits, Measurement, min_seconds
 from forerun.engine.engine import Engine
 from forerun.engine.safe_drafter import SafeDrafter, observe_pending
-from forerun.errors import CapacityError
+from forerun.errors import CapacityError, ConfigError
 
+START_SECONDS = 0.3, 1.5  # min of each measurement and max of all before the first text
+DRAFT_MODEL_SECONDS = 0.1, 0.5  # the same for a draft model; its target is measured too
+PART_SHARE = 0.6  # of the max seconds, for each of three measurements
+SETUP_PASSES = 3  # over the prefixes of MEASURED_SEQS sequences, before overhead is measured
+FULL_SECONDS = 0.5, 30.0  # min and max of each measurement for benchmarks
+BETWEEN_SECONDS = 0.0, 0.1  # min and max seconds of measuring between two steps
+BETWEEN_SHARE = 0.1  # of the time from the first step on, spent on measuring between steps
 MEASURED_SEQS, DRAFT_NODES = 8, 4  # concurrent sequences, and nodes of each draft
 PLAIN_PLAN, DRAFT_PLAN = Plan(0, learns=False), Plan(DRAFT_NODES)
 EMPTY_PLAN = Plan(DRAFT_NODES, min_acceptance=2.0)  # no node qualifies, so the draft is empty
@@ -43,24 +58,134 @@ COLD_FACTOR = 2.0  # time of a draft between plain steps over that in measured r
 Round = tuple[int, int, int]  # number of sequences, of drafts, of empty drafts
 
 
-def cost_of(target: Target, limits: Limits | None = None) -> Cost:
+def cost_of(target: Target, limits: Limits | None = None, *, is_full: bool = False) -> Cost:
     """The step costs of a target: already set, read from the cache, or measured.
 
-    limits: min and max seconds of each of three measurements; default START_SECONDS. If they do
-    not suffice, the overhead is taken as 0.
+    limits: min seconds of each measurement and max seconds of all; default START_SECONDS.
+    is_full: measures and checks all with FULL_SECONDS, and leaves nothing to the first texts.
     """
     if target.cost is None:
-        curve, seqs = curve_of(target, limits), _room(target)
-        if seqs and curve.at(seqs) < MAX_PASS_SECONDS:
-            kinds, rows_of = _kinds(seqs), sorted({(1, seqs), (seqs, seqs)})
-            rounds, passes = partial(_rounds, target, seqs), partial(pass_seconds, target)
-            seconds = cached_seconds(target, f"-x{seqs}", kinds, rounds, limits)
-            within = cached_seconds(target, f"-s{seqs}", rows_of, passes, limits)
-            if math.isfinite(max(seconds + within)):
-                overhead = dict(zip(kinds, seconds, strict=True))
-                curve = _fitted(curve, overhead, within[-1] - within[0], seqs)
-        target.cost = curve
+        costs = StepCosts(_with_own_cache(target))
+        if is_full:
+            costs.complete(FULL_SECONDS)
+        elif not costs.is_known:
+            costs.measure(limits or START_SECONDS)
+        target.cost = costs.cost()
+        target.between_steps = BetweenSteps(target, costs) if costs.has_work else None
     return target.cost
+
+
+def cost_for(target: Target, seed: int | None) -> Cost:
+    """The step costs by which a text is planned; with a seed those of the start."""
+    return cost_of(target) if seed is not None else target.refined_cost or cost_of(target)
+
+
+def _with_own_cache(target: Target) -> Target:
+    """A target on the same weights with an empty cache, so that kept prompts stay in theirs.
+
+    The target itself if it has none, or on a GPU, where a second cache takes memory and time.
+    """
+    if target.is_async or target.is_slow_at_first:
+        return target
+    try:
+        return target.twin()
+    except ConfigError:
+        return target
+
+
+class StepCosts:
+    """The measurements of a target: passes, rounds of the engine loop, passes of several texts."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.seqs = target, _room(target)
+        pairs = [(1, rows) for rows in MEASURED_ROWS]
+        self.passes = Measurement(target, "", pairs, partial(pass_seconds, target))
+        self.rounds: Measurement[Round] | None = None
+        self.several: Measurement[Pass] | None = None
+        if seqs := self.seqs:
+            rounds, passes = partial(_rounds, target, seqs), partial(pass_seconds, target)
+            self.rounds = Measurement(target, f"-x{seqs}", _kinds(seqs), rounds)
+            pairs = sorted({(1, seqs), (seqs, seqs)})
+            self.several = Measurement(target, f"-s{seqs}", pairs, passes)
+        self._unchecked = [part for part in self.parts() if part.is_complete]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough times of passes for a curve."""
+        return sum(map(math.isfinite, self.passes.seconds)) >= MIN_CURVE_POINTS
+
+    @property
+    def has_work(self) -> bool:
+        """Whether times are missing, or not checked since they were read."""
+        return bool(self._unchecked) or not all(part.is_complete for part in self.parts())
+
+    def parts(self) -> list[Measurement[Any]]:
+        """The measurements of which the cost is made; those of overhead only for fast passes."""
+        overhead = [part for part in (self.rounds, self.several) if part is not None]
+        if not self.is_known or curve(self.passes.seconds).at(self.seqs) >= MAX_PASS_SECONDS:
+            overhead = []
+        return [self.passes, *overhead]
+
+    def measure(self, limits: Limits) -> None:
+        """Measures passes, then overhead as far as the time is long enough."""
+        started = perf_counter()
+        self.passes.run((limits[0], PART_SHARE * limits[1]))
+        for part in self.parts()[1:]:
+            _, left = seconds_left(limits, started)
+            if left > SETUP_PASSES * curve(self.passes.seconds).at(MEASURED_SEQS * PREFIX_TOKENS):
+                part.run((limits[0], min(PART_SHARE * limits[1], left)))
+
+    def complete(self, limits: Limits) -> None:
+        """Measures all that is missing or outdated."""
+        for part in (self.passes, self.rounds, self.several):
+            if part in self.parts() and (not part.is_complete or part.is_outdated(limits)):
+                part.run(limits)
+        self._unchecked.clear()
+
+    def advance(self, limits: Limits) -> None:
+        """Measures or checks a part of what is left to do."""
+        if self._unchecked:
+            part = self._unchecked.pop()
+            if part.is_outdated(limits):
+                part.run(START_SECONDS)
+        elif missing := next((part for part in self.parts() if not part.is_complete), None):
+            missing.run(limits)
+
+    def cost(self) -> Cost:
+        """The cost by what is known; the overhead is 0 where it is not."""
+        found, (_, *overhead) = curve(self.passes.seconds), self.parts()
+        if not overhead or not all(part.is_complete for part in overhead):
+            return found
+        rounds, several = overhead
+        seconds = dict(zip(rounds.kinds, rounds.seconds, strict=True))
+        return _fitted(found, seconds, several.seconds[-1] - several.seconds[0], self.seqs)
+
+
+class BetweenSteps:
+    """Measures between steps, for at most BETWEEN_SHARE of the time, until all is known."""
+
+    def __init__(self, target: Target, costs: StepCosts) -> None:
+        self._target, self._costs = target, costs
+        self._started: float | None = None  # time of the first call
+        self._spent = 0.0
+        least = costs.cost().pass_time(PREFIX_TOKENS)
+        self._expected = BETWEEN_SECONDS[1] + 2 * least  # seconds of the next measurement
+
+    def __call__(self) -> None:
+        now = perf_counter()
+        if self._started is None:
+            self._started = now
+        if self._spent + self._expected > BETWEEN_SHARE * (now - self._started):
+            return
+        self._target.between_steps = None  # the measurement takes steps too
+        with suppress(CapacityError):  # running texts need the room
+            self._costs.advance(BETWEEN_SECONDS)
+        self._expected = perf_counter() - now
+        self._spent += self._expected
+        if self._costs.has_work:
+            self._target.between_steps = self
+        else:
+            self._target.refined_cost = self._costs.cost()
 
 
 class _FirstSequences(Controller):
@@ -83,7 +208,8 @@ def _kinds(seqs: int) -> list[Round]:
 def _rounds(
     target: Target, seqs: int, kinds: Many[Round], tries: int, limits: Limits
 ) -> list[float]:
-    """Seconds of rounds of the engine loop without their passes."""
+    """Seconds of rounds of the engine loop without their passes, within the limits."""
+    started = perf_counter()
     controller, length = _FirstSequences(), _length(target)
     drafter = registry.make("drafter", registry.TREE_DRAFTER)
     verifier = registry.make("verifier", registry.DEFAULT_VERIFIER)
@@ -111,11 +237,16 @@ def _rounds(
             engine.submit(seq)
         engine.step()  # prefill
         run((seqs, seqs, 0))  # fills the drafter's memory
-        return min_seconds([partial(run, kind) for kind in kinds], tries, limits)
+        works, sizes = [partial(run, kind) for kind in kinds], [_num_rows(*kind) for kind in kinds]
+        return min_seconds(works, sizes, tries, seconds_left(limits, started))
     finally:
         for seq in running:
             engine.cancel(seq)
         engine.retire()
+
+
+def _num_rows(seqs: int, drafts: int, empty: int) -> int:
+    return seqs + drafts * DRAFT_NODES
 
 
 def _pass_time(step: Step) -> float:
@@ -146,7 +277,7 @@ def _fitted(curve: Cost, seconds: dict[Round, float], shared: float, seqs: int) 
 
 def _length(target: Target) -> int:
     """Tokens of a text that leaves room for a draft."""
-    return min(SHORT_PREFIX_TOKENS, target.context - DRAFT_NODES - 2)
+    return min(PREFIX_TOKENS, target.context - DRAFT_NODES - 2)
 
 
 def _room(target: Target) -> int:

@@ -21,7 +21,7 @@ import forerun
 from forerun.controllers.fixed import Fixed
 from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
-from forerun.engine.cost.forward import curve_of
+from forerun.engine.cost.forward import one_row_seconds
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError
 from forerun.models.paths import located
@@ -183,7 +183,7 @@ class Draft(Recipe):
             return max(found, key=lambda one: one.speedup)
         most = int(self.share * sum(p.numel() for p in self.teacher.parameters()))
         sizes = candidates(self.vocab, most, (self.layers,) if self.layers else DEPTHS)
-        seconds = curve_of(self.target.target).pass_time(1)
+        seconds = one_row_seconds(self.target.target)
         show, found = counted(watch, "shapes", "shapes"), []
         for num, size in enumerate(sizes, 1):
             model = self.build(size)
@@ -279,8 +279,8 @@ class Draft(Recipe):
         draft = DraftModel(
             model=str(out), tokenizer=self.target.tokenizer, target=self.target.target
         )
-        seconds = curve_of(self.target.target).pass_time(1)
-        c = curve_of(draft.runner).pass_time(1) / seconds
+        seconds = one_row_seconds(self.target.target)
+        c = one_row_seconds(draft.runner) / seconds
         gamma = self.gamma or min(best_gamma(alpha, c)[0], MAX_GAMMA)
         prompts = self.material.held_prompts[:MEASURED]
         how: dict[str, Any] = {"drafter": draft, "controller": Fixed(nodes=gamma, depth=gamma)}

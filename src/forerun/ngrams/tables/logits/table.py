@@ -165,12 +165,14 @@ class LogitMemory:
         nodes: np.ndarray,
         top_ids: np.ndarray,
         top_probs: np.ndarray,
+        *,
+        shares: bool = True,
     ) -> None:
         """Learns the top probabilities [n, K] at `nodes` int32 [n] of a tree below context `root`.
 
-        Each row adds one observation to every context length.
+        Each row adds one observation to every context length. shares: the fallback learns it too.
         """
-        if self.fallback is not None:
+        if self.fallback is not None and shares:
             self.fallback.learn(root, tree, nodes, top_ids, top_probs)
         self._tick(len(nodes))
         for start, stop in self._parts(len(nodes)):

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from forerun.constraints._matcher import Cursor, State, compiled, library, vocabulary_of
+from forerun.constraints._matcher import (
+    Cursor,
+    State,
+    Vocabulary,
+    compiled,
+    library,
+    vocabulary_of,
+)
 from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence
 from forerun.errors import DataError
@@ -45,7 +52,8 @@ class GrammarConstraint(Constraint):
     """
 
     _start: LLMatcher
-    _vocabulary: LLTokenizer
+    _tokenizer: LLTokenizer
+    _vocabulary: Vocabulary
     _vocab_size: int
     _splits: dict[bytes, tuple[int, ...]]  # forced texts as tokens
 
@@ -57,7 +65,8 @@ class GrammarConstraint(Constraint):
         library()
         bound = super().bind(tokenizer, vocab_size)
         bound._start = compiled(tokenizer, vocab_size, self.source())
-        bound._vocabulary = vocabulary_of(tokenizer, vocab_size)
+        bound._tokenizer = vocabulary_of(tokenizer, vocab_size)
+        bound._vocabulary = Vocabulary(tokenizer.token_bytes(vocab_size))
         bound._vocab_size, bound._splits = vocab_size, {}
         return bound
 
@@ -69,7 +78,7 @@ class GrammarConstraint(Constraint):
 
     def after(self, tokens: Many[int]) -> State | Ended:
         """The state after a text from its start."""
-        state: State | Ended = Cursor(self._start).root
+        state: State | Ended = Cursor(self._start, self._vocabulary).root
         for token in tokens:
             state = self.advance(state, token)
         return state
@@ -103,18 +112,19 @@ class GrammarConstraint(Constraint):
 
     def _split(self, text: bytes) -> tuple[int, ...]:
         """A text as tokens: by the tokenizer, or greedily if that changes the text."""
-        vocabulary = self._vocabulary
+        vocabulary = self._tokenizer
         tokens = vocabulary.tokenize_bytes(text)
         if vocabulary.decode_bytes(tokens) != text:
             tokens = vocabulary.greedy_tokenize(text.decode(errors="ignore"))
         return tuple(tokens)
 
     def begin(self, text: bytes) -> State | None:
-        cursor = Cursor(self._start)
+        cursor = Cursor(self._start, self._vocabulary)
         return cursor.begin(self._split(text))
 
     def error(self, state: State | Ended) -> str:
-        return (state.text if isinstance(state, Ended) else state).cursor.error
+        text = state.text if isinstance(state, Ended) else state
+        return text.cursor.error(text)
 
     def is_complete(self, state: State | Ended) -> bool:
         text = state.text if isinstance(state, Ended) else state

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 256  # grammars
 MAX_GRAMMAR_CHARS = 1 << 20
-# work of one grammar and of one mask; a mask uses about 14,000 units of lexer fuel, or makes 20,000
-# items of the parser, in a millisecond
+# work of one grammar and of one mask; the limits of a mask are about 0.05 s each
 LIMITS = {
     "initial_lexer_fuel": 10_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 10_000,
     "verbose_errors": False,
 }
 # processor time that a text may use, which bounds the sum over the nodes of a draft tree
@@ -197,10 +196,13 @@ class Cursor:
         start = thread_time()
         try:
             packed = self._matcher.compute_bitmask()
+            if self._matcher.is_error():  # the mask then allows an end token only
+                raise ValueError(self._matcher.get_error())
         except ValueError as error:
             self._give_up(state, error)
             return np.zeros(vocab_size, dtype=bool)
-        self._charge(start)
+        finally:
+            self._charge(start)
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
         return bits[:vocab_size].view(bool)
 

@@ -120,10 +120,11 @@ def prepared(
     tokenizer: Tokenizer,
     vocab_size: int,
     memory: AsapMemory | None = None,
+    law: str = "",
 ) -> Sampling:
     """The sampling parameters with their constraint and `constraints` as one, ready for a model.
 
-    constraints: bound to the model. memory: of ASAp.
+    constraints: bound to the model. memory: of ASAp. law: a text that names the other shapers.
     Raises ConfigError, DataError for a constraint that cannot be used.
     """
     own = sampling.constraint
@@ -141,7 +142,8 @@ def prepared(
         whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)
     if sampling.constraint_sampling != "mask":
         _check_whole_law(sampling)
-        whole = _sampled(whole, sampling.constraint_sampling, memory)
+        how = sampling.constraint_sampling
+        whole = Asap(whole, memory, law) if how == "asap" else Awrs(whole)
     return replace(sampling, constraint=whole)
 
 
@@ -152,11 +154,6 @@ def _check_unused(sampling: Sampling) -> None:
     for name, default in DEFAULTS.items():
         if (value := getattr(sampling, name)) != default:
             raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
-
-
-def _sampled(constraint: Constraint, how: str, memory: AsapMemory | None) -> Constraint:
-    """The constraint as `how` draws tokens under it."""
-    return Asap(constraint, memory) if how == "asap" else Awrs(constraint)
 
 
 def _check_whole_law(sampling: Sampling) -> None:

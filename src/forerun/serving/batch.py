@@ -20,7 +20,7 @@ from forerun.engine.stats import Recorder
 from forerun.errors import CapacityError, ConfigError
 from forerun.serving.active_sequences import Choice, Progress, sequences
 from forerun.serving.admission import Group
-from forerun.serving.errors import ApiError, engine_fault, of_fault
+from forerun.serving.errors import ApiError, engine_fault, given_up, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
 from forerun.serving.routing import MethodControllers, MethodDispatcher, constrain
@@ -174,10 +174,17 @@ class Batch:
         """Sends the new text of one choice; removes it if it has ended."""
         job, seq = choice.job, choice.seq
         self._measure(choice, now)
+        report = None if seq.finish is None else self._constraint_report(seq)
+        if report is not None:
+            self.metrics.constrained(report)
+            if report.error:
+                self.fail(job, given_up(report.error, job.wanted and job.wanted.param))
+                return
         piece = choice.next_piece(self.engine.stops) if job.streams or seq.finish else None
         if piece is not None:
             self._outbox.append((job, piece))
         if seq.finish is not None:
+            self._progress[job].reports[choice.number] = report
             self._finish_choice(choice, self._progress[job])
 
     def _measure(self, choice: Choice, now: float) -> None:
@@ -212,8 +219,6 @@ class Batch:
             num_matched = prediction.num_matched(seq.generated)
             count.accepted_prediction += num_matched
             count.rejected_prediction += len(job.prediction) - num_matched
-        progress.reports[choice.number] = report = self._constraint_report(seq)
-        self.metrics.constrained(report)
         self._remove(choice)
         if progress.is_done:
             order = [progress.choices[i].seq for i in range(job.num_choices)]

@@ -79,6 +79,12 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param=param, code=code)
 
 
+def given_up(reason: str, param: str | None) -> ApiError:
+    """The error for a text that its constraint gave up."""
+    text = f"the constraint needs too much work for this text: {reason}"
+    return bad(f"{param}: {text}" if param else text, param, "grammar_limit")
+
+
 def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiError:
     """The error for an unknown name, with the nearest names or all."""
     known = sorted(known)

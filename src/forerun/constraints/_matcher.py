@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
@@ -38,7 +39,8 @@ LIMITS = {
 TEXT_SECONDS, TOKEN_SECONDS = 0.5, 0.01
 MAX_FORCED_BYTES = 256  # a draft seldom holds more
 MAX_FORCED_TOKENS = 256  # allowed tokens where the next byte is forced: the beginnings of one text
-PROBES = b"ea \"01{\n"  # where two of these bytes may follow, none is forced
+PROBES = b'ea "01{\n'  # where two of these bytes may follow, none is forced
+DEAD_END = "NoExtension"  # begins the error of a text that no token can continue
 SPECIAL = b"\xff"  # prefix of special tokens, which match no text
 
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
@@ -126,7 +128,10 @@ class _Vocabulary:
 
 
 class Vocabulary:
-    """The bytes of tokens, to look for forced text. pieces: of each token, None for special ones."""
+    """The bytes of tokens, to look for forced text.
+
+    pieces: of each token; None for special ones.
+    """
 
     def __init__(self, pieces: Many[bytes | None]) -> None:
         self.pieces = pieces
@@ -193,16 +198,13 @@ class Cursor:
         """The tokens that may follow, bool [V]."""
         if not self._move(state):
             return np.zeros(vocab_size, dtype=bool)
-        start = thread_time()
-        try:
+        start, packed = thread_time(), b""
+        with suppress(ValueError):  # it may also return a mask that allows end tokens only
             packed = self._matcher.compute_bitmask()
-            if self._matcher.is_error():  # the mask then allows an end token only
-                raise ValueError(self._matcher.get_error())
-        except ValueError as error:
-            self._give_up(state, error)
-            return np.zeros(vocab_size, dtype=bool)
-        finally:
-            self._charge(start)
+        if not packed or self._matcher.is_error():
+            self._give_up(state)
+            packed = bytes(-(-vocab_size // 8))
+        self._charge(start)
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
         return bits[:vocab_size].view(bool)
 
@@ -280,7 +282,7 @@ class Cursor:
                 break
             self._at = here
         if self._matcher.is_error():
-            self._give_up(here, ValueError(self._matcher.get_error()))
+            self._give_up(here)
         self._charge(start)
         return self._at is state and state.is_legal
 
@@ -294,7 +296,10 @@ class Cursor:
                 "tokens; simplify it"
             )
 
-    def _give_up(self, state: State, error: ValueError) -> None:
-        """Notes an error, which a matcher never leaves, and starts another."""
-        state.is_legal, state.error = False, in_a_line(error)
+    def _give_up(self, state: State) -> None:
+        """Notes an error of the matcher, which never leaves it, and starts another."""
+        reason = self._matcher.get_error()
+        if reason.startswith(DEAD_END):
+            reason = ""
+        state.is_legal, state.error = False, in_a_line(ValueError(reason))
         self._matcher, self._at = self._start.deep_copy(), self._root

@@ -132,9 +132,7 @@ class Asap(Constraint):
     law: a text that tells the other shapers from those of other calls, as they change P.
     """
 
-    def __init__(
-        self, inner: Constraint, memory: AsapMemory | None = None, law: str = ""
-    ) -> None:
+    def __init__(self, inner: Constraint, memory: AsapMemory | None = None, law: str = "") -> None:
         self.inner, self.eos_ids = inner, inner.eos_ids
         self.has_cheap_mask = inner.has_cheap_mask
         self.memory, self.law = AsapMemory() if memory is None else memory, law

@@ -20,7 +20,7 @@ from forerun.engine.stats import Recorder
 from forerun.errors import CapacityError, ConfigError
 from forerun.serving.active_sequences import Choice, Progress, sequences
 from forerun.serving.admission import Group
-from forerun.serving.errors import ApiError, engine_fault, given_up, of_fault
+from forerun.serving.errors import ApiError, engine_fault, given_up, no_token_left, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
 from forerun.serving.routing import MethodControllers, MethodDispatcher, constrain
@@ -177,8 +177,8 @@ class Batch:
         report = None if seq.finish is None else self._constraint_report(seq)
         if report is not None:
             self.metrics.constrained(report)
-            if report.error:
-                self.fail(job, given_up(report.error, job.wanted and job.wanted.param))
+            if error := self._constraint_error(choice, report):
+                self.fail(job, error)
                 return
         piece = choice.next_piece(self.engine.stops) if job.streams or seq.finish else None
         if piece is not None:
@@ -230,6 +230,19 @@ class Batch:
             self.metrics.whole.observe(seconds)
             self.durations.append(seconds)
             self._finish_job(job)
+
+    def _constraint_error(self, choice: Choice, report: Report) -> ApiError | None:
+        """The error of a finished text that its constraint gave up, or left without a token."""
+        job, seq = choice.job, choice.seq
+        if report.error:
+            return given_up(report.error, job.wanted and job.wanted.param)
+        is_ended = (
+            seq.finish == "stop" and seq.end is None and job.sampling.constraint_start is None
+        )
+        if report.valid or job.wanted is None or not is_ended:
+            return None
+        ends = self.engine.stops.eos_ids
+        return no_token_left(job.wanted.param) if seq.tokens[-1] in ends else None
 
     def _constraint_report(self, seq: Sequence) -> Report | None:
         """What its constraint did to a finished sequence."""

@@ -46,9 +46,11 @@ def compiler(model: Model) -> Compile:
         bound = constraint.bind(tokenizer, vocab_size)
         if (state := bound.begin(b"")) is None:
             return
-        bound.allowed(state)
+        can_begin = bound.allowed(state).any()
         if error := bound.error(state):
             raise DataError(error)
+        if not can_begin:
+            raise DataError("it allows no text at all; correct it")
 
     return lambda constraint: _on_small_stack(lambda: attempt(constraint))
 

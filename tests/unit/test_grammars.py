@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import forerun
+from fakes import FakeTarget
 from forerun.constraints import _matcher
 from forerun.constraints._after import After
 from forerun.constraints._grammar_constraint import GrammarConstraint
@@ -21,6 +22,8 @@ from forerun.constraints.grammar import Grammar
 from forerun.constraints.json_schema import JsonSchema
 from forerun.constraints.python import Predicate
 from forerun.constraints.regex import Regex
+from forerun.core.records import Sequence
+from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
@@ -373,3 +376,28 @@ def test_a_text_that_needs_too_much_work_is_given_up(
     state = bound.after([])
     assert not bound.allowed(state).any() and "processor time" in bound.error(state)
     assert not bound.allows(state, 5) and not bound.forced(state)
+
+
+class Shifted(Shaper):
+    """Another law of the model: one token is more probable."""
+
+    def start(self, seq: Sequence) -> None:
+        return None
+
+    def logits(self, state: None, logits: np.ndarray) -> np.ndarray:
+        return logits + np.eye(1, len(logits), 70)[0]
+
+
+def test_bounds_of_asap_belong_to_one_law_of_the_model(tokenizer: Tokenizer) -> None:
+    """Other shapers, and other weights, have other bounds."""
+    vocab = tokenizer.vocab_size
+    model = forerun.Model(FakeTarget(lambda tokens: np.full(vocab, 1 / vocab), vocab), tokenizer)
+    call = {"constraint": Regex("[ab]{2}"), "constraint_sampling": "asap", "max_new_tokens": 4}
+    model.generate([[1, 2]], **call, drafter="none")
+    model.generate([[1, 2]], **call, drafter="none")
+    assert len(model.asap.tries) == 1
+    model.generate([[1, 2]], **call, drafter="none", shapers=[Shifted()])
+    assert len(model.asap.tries) == 2
+    model.target.weights_version = 1  # type: ignore[attr-defined]
+    model.generate([[1, 2]], **call, drafter="none")
+    assert len(model.asap.tries) == 1

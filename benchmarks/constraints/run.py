@@ -9,7 +9,7 @@ models  validity, accuracy, tokens per second and likelihood of JSON, function c
 peers   transformers with llguidance or xgrammar, vLLM: validity and tokens per second
 
 A part writes <part>.json and <part>.md to --out. Rows that are there already are not measured
-again; other options start anew.
+again; other options start a new run.
 """
 
 from __future__ import annotations

@@ -81,12 +81,33 @@ def test_asap_learns_per_tenant_and_is_counted(served: Served) -> None:
     assert re.search(r"\nforerun:asap_bytes{.*} [1-9]", shown)
 
 
+def test_bounds_of_a_server_are_those_of_the_model(served: Served) -> None:
+    """Once all texts were seen, the bound is the probability that the model writes one of them."""
+    model = served.server.service.model
+    how: dict[str, Any] = {"constraint": Choice(("a", "b")), "constraint_sampling": "asap"}
+    model.generate([ASK["prompt"]], **how, n=64, max_new_tokens=9)
+    body = {"guided_choice": ["a", "b"], "constraint_sampling": "asap"}
+    for _ in range(8):
+        served.client("key-one").completions.create(**ASK, n=8, extra_body=body)
+    (wanted,), (found,) = model.asap.tries.values(), memory_of(served, "one").tries.values()
+    assert found.num_nodes == wanted.num_nodes == 3
+    assert found.bound(()) == pytest.approx(wanted.bound(()), rel=1e-6)
+    assert found.law(())[1] == pytest.approx(wanted.law(())[1], rel=1e-6)
+
+
 def test_asap_with_a_seed_depends_on_no_other_request(served: Served) -> None:
     first = texts(served, n=4, seed=5)
     assert not served.server.service.asap.num_prompts
     with ThreadPoolExecutor(4) as pool:
         others = [pool.submit(texts, served, n=2) for _ in range(4)]
         assert texts(served, n=4, seed=5) == first
+        found = [""] * 4
+        body = {"guided_regex": BIT, "constraint_sampling": "asap"}
+        call = ASK | {"n": 4, "seed": 5, "stream": True, "extra_body": body}
+        for chunk in served.client("key-one").completions.create(**call):
+            for choice in chunk.choices:
+                found[choice.index] += choice.text
+        assert found == first
     assert all(len(one.result()) == 2 for one in others)
 
 

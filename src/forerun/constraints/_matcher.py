@@ -94,9 +94,14 @@ def _made(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     limits = guidance.LLParserLimits(**LIMITS)
     found = guidance.LLMatcher(vocabulary, grammar + OPTIONS, log_level=0, limits=limits)
     if found.is_error():
-        reason = found.get_error().split("\n   1 | ")[0]  # then it quotes the grammar
+        reason = _reason(found).split("\n   1 | ")[0]  # then it quotes the grammar
         raise DataError(in_a_line(ValueError(reason)))
     return found
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """The error of a matcher, without its mark for errors without details."""
+    return matcher.get_error().replace("<non-verbose/>", "").strip()
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
@@ -298,7 +303,7 @@ class Cursor:
 
     def _give_up(self, state: State) -> None:
         """Notes an error of the matcher, which never leaves it, and starts another."""
-        reason = self._matcher.get_error()
+        reason = _reason(self._matcher)
         if reason.startswith(DEAD_END):
             reason = ""
         state.is_legal, state.error = False, in_a_line(ValueError(reason))

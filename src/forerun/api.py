@@ -181,6 +181,7 @@ class Model:
         named = as_many("constraint", constraint, str | Shaper)
         asked = [*as_many("shapers", shapers, Shaper), *map(self.constraint, named)]
         requests = sampling_per_prompt(sampling, len(texts), overrides)
+        self._drop_stale_state()
         given = self._constrained(requests, asked)
         check_numbers(numbers, len(texts))
         if any(one.constraint_method == "smc" for one in given):
@@ -195,7 +196,6 @@ class Model:
             listeners.insert(0, record_logprobs)
         if any(one.allowed_mass for one in given):
             listeners.insert(0, record_allowed_mass)
-        self._drop_stale_drafters()
         chosen = self.drafter(drafter)
         shapers = [one for one in asked if not isinstance(one, Constraint)]
         is_tested = any(one.constraint_method == "awrs" for one in given)
@@ -220,13 +220,21 @@ class Model:
         vocab = self.target.vocab_size
         hard = [one.bind(self.tokenizer, vocab) for one in shapers if isinstance(one, Constraint)]
         unseeded, seeded = self.asap, self.asap if self._keeps_asap else AsapMemory()
+        law = " ".join(self._shaper_name(one) for one in shapers if not isinstance(one, Constraint))
         return [
-            prepared(one, hard, self.tokenizer, vocab, unseeded if one.seed is None else seeded)
+            prepared(
+                one, hard, self.tokenizer, vocab, unseeded if one.seed is None else seeded, law
+            )
             for one in given
         ]
 
-    def _drop_stale_drafters(self) -> None:
-        """After a weight update, drops what drafters learned from the old weights.
+    def _shaper_name(self, shaper: Shaper) -> str:
+        """A text that tells a shaper from others: the string that it was made from, if any."""
+        specs = (spec for spec, one in self._constraints.items() if one is shaper)
+        return next(specs, f"{type(shaper).__name__} {id(shaper)}")
+
+    def _drop_stale_state(self) -> None:
+        """After a weight update, drops what drafters and ASAp learned from the old weights.
 
         Drafters of a memory file stay: the user chose what they know.
         """
@@ -235,6 +243,7 @@ class Model:
             return
         with self._making:
             self._weights_version = version
+            self.asap.clear()
             self._drafters = {
                 spec: drafter
                 for spec, drafter in self._drafters.items()

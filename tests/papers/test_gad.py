@@ -19,7 +19,7 @@ import pytest
 from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.constraints._request import RequestConstraint
-from forerun.constraints.asap import MAX_ROW_BYTES, Asap, Trie
+from forerun.constraints.asap import MAX_BYTES, Asap, Trie
 from forerun.constraints.base import Constraint
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
@@ -231,7 +231,7 @@ def test_rows_beyond_the_limit_are_dropped_and_bounds_stay_upper_ones() -> None:
     with pytest.raises(ConfigError, match="are not known"):
         trie.law(())
     assert trie.law((7, 7, 7))[1].tolist() == [1.0]
-    assert MAX_ROW_BYTES >= 1 << 20
+    assert MAX_BYTES >= 1 << 20
 
 
 def draw(

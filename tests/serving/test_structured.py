@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from random_schemas import UNSUPPORTED, Schema, random_schemas
+from random_schemas import UNSUPPORTED, WORDS, Schema, random_schemas
 
 from served import Served, command
 
@@ -55,45 +57,108 @@ def whole(client: openai.OpenAI, n: int, **call: Any) -> list[tuple[str, str | N
     return [(choice.message.content or "", choice.finish_reason) for choice in answer.choices]
 
 
-def check_random_schemas(server: Served, count: int) -> None:
-    """Finished answers are documents of their schema; unsupported schemas are refused by path."""
-    client, finishes, num_refused = server.client(), list[str | None](), 0
-    for i, schema in enumerate(random_schemas(count)):
-        # the reasoner, which knows no JSON, seldom ends where it may add spaces
-        dense = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
-        spaced = {"response_format": format_of(schema)}
-        for ask, n, fields in (
-            (whole, 1, dense),
-            (streamed, 4, dense),
-            (streamed, 1, dense),
-            (whole, 4, spaced),
-        ):
+def check_random_schemas(server: Served, count: int) -> Counter[str]:
+    """Finished answers and calls are documents of their schema; others are refused by keyword.
+
+    Returns how many answers were finished, cut and refused, and by which keyword.
+    """
+    found = Counter[str]()
+    with server.client() as client:
+        for i, schema in enumerate(random_schemas(count)):
+            # the reasoner, which knows no JSON, seldom ends where it may add spaces
+            dense = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
+            spaced = {"response_format": format_of(schema)}
+            call = ASK | {"seed": i, "extra_body": dense}
             try:
-                found = ask(client, n, **ASK, seed=i, extra_body=fields)
+                first = whole(client, 1, **call)
+                check_answers(first, schema, found)
+                answers = streamed(client, 4, **call)
+                check_answers(answers, schema, found)
+                check_answers(streamed(client, 1, **ASK, seed=i, extra_body=spaced), schema, found)
+                check_answers(whole(client, 4, **ASK, seed=i, extra_body=spaced), schema, found)
             except openai.BadRequestError as error:
                 assert error.param in (
                     "response_format.json_schema.schema",
                     "structured_outputs.json",
                 )
-                assert "keywords that are not supported: #/" in str(error), schema
-                num_refused += 1
-                break
-            for text, finish in found:
-                assert finish in ("stop", "length")
-                if finish == "stop":
-                    jsonschema.validate(json.loads(text), schema)
-                finishes.append(finish)
-    assert finishes.count("stop") > len(finishes) / 3, (len(finishes), finishes.count("stop"))
-    assert num_refused < count / 2
+                keyword = re.search(r"keywords that are not supported: #/(?:.*/)?(\w+)", str(error))
+                assert keyword and keyword[1] in WORDS, (schema, str(error))
+                found[f"refused {keyword[1]}"] += 1
+                continue
+            assert not WORDS & {*words_of(schema)}, schema
+            check_seed_logprobs_and_stop(client, call, first)
+            check_calls(client, schema, i, found)
+    print(dict(found))
+    return found
+
+
+def check_answers(
+    answers: list[tuple[str, str | None]], schema: Schema, found: Counter[str]
+) -> None:
+    for text, finish in answers:
+        assert finish in ("stop", "length")
+        if finish == "stop":
+            jsonschema.validate(json.loads(text), schema)
+        found[finish] += 1
+
+
+def check_seed_logprobs_and_stop(
+    client: openai.OpenAI, call: Any, first: list[tuple[str, str | None]]
+) -> None:
+    """The same text streamed, with log-probabilities, and up to a stop string."""
+    assert streamed(client, 1, **call) == first
+    text, finish = first[0]
+    (choice,) = client.chat.completions.create(**call, logprobs=True, top_logprobs=2).choices
+    assert (choice.message.content, choice.finish_reason) == (text, finish)
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    shown = b"".join(bytes(one.bytes or ()) for one in choice.logprobs.content)
+    assert shown.startswith(text.encode())
+    stop = text[len(text) // 2 :][:2] or "{"
+    ((cut, why),) = whole(client, 1, **call, stop=[stop])
+    assert why == "stop" and cut == text[: text.index(stop)]
+
+
+def check_calls(client: openai.OpenAI, schema: Schema, seed: int, found: Counter[str]) -> None:
+    """Required calls of a function with this schema, streamed and not."""
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    call = ASK | {"seed": seed, "tools": [tool], "tool_choice": "required"}
+    answer = client.chat.completions.create(**call).choices[0]
+    arguments, finish = "", None
+    for chunk in client.chat.completions.create(**call, stream=True):
+        for choice in chunk.choices:
+            for part in choice.delta.tool_calls or ():
+                arguments += (part.function and part.function.arguments) or ""
+            finish = choice.finish_reason or finish
+    assert finish == answer.finish_reason
+    found[f"call {finish}"] += 1
+    if finish == "tool_calls":
+        (made,) = answer.message.tool_calls or ()
+        assert made.type == "function" and made.function.name == "f"
+        assert made.function.arguments == arguments
+        jsonschema.validate(json.loads(arguments), schema)
+
+
+def words_of(schema: Any) -> Iterator[str]:
+    """All keywords and names in a schema."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from words_of(one)
+    elif isinstance(schema, dict):
+        for name, value in schema.items():
+            yield name
+            yield from words_of(value)
 
 
 def test_ten_random_schemas(server: Served) -> None:
-    check_random_schemas(server, 10)
+    assert check_random_schemas(server, 10)["stop"]
 
 
 @pytest.mark.slow
 def test_two_hundred_random_schemas(server: Served) -> None:
-    check_random_schemas(server, 200)
+    found = check_random_schemas(server, 200)
+    assert found["stop"] > (found["stop"] + found["length"]) / 3
+    assert found["call tool_calls"] > 20
+    assert sum(found[key] for key in found if "refused" in key) < 100
 
 
 def test_unsupported_schemas_of_the_generator_are_refused_by_path(server: Served) -> None:
@@ -216,7 +281,7 @@ def test_samplings_of_the_server_are_listed_and_work(server: Served) -> None:
     """A weighted one gives each finished text its weight."""
     (model,) = server.client().models.list().data
     offered = model.model_extra["speculation"]["constraint_sampling"]
-    assert offered[0] == "mask" and not {*offered} - {"mask", "awrs"}
+    assert offered[0] == "mask" and not {*offered} - {"mask", "asap", "awrs"}
     for how in offered:
         fields = {"guided_regex": "[a-z]{4}", "constraint_sampling": how, **STATISTICS}
         answer = server.client().chat.completions.create(**ASK, n=4, seed=1, extra_body=fields)
@@ -225,4 +290,4 @@ def test_samplings_of_the_server_are_listed_and_work(server: Served) -> None:
             weight = found["constraint"]["logw"]
             if found["constraint"]["valid"]:
                 assert re.fullmatch("[a-z]{4}", choice.message.content or "")
-                assert weight == 0.0 if how == "mask" else weight <= 0.0
+                assert weight <= 0.0 if how == "awrs" else weight == 0.0

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from forerun.models.tokenizer import Tokenizer
 from forerun.serving.tenants import Keys
 from served import Served, command, thread
 
@@ -18,9 +24,15 @@ pytest.importorskip("llguidance")
 USER = [{"role": "user", "content": "a"}]
 ASK: Any = {"messages": USER, "max_tokens": 8}
 F = {"type": "function", "function": {"name": "f"}}
-SLOW = "((a{1000}){1000}){1000}"  # compiling takes minutes
+# a terminal of 2^24 letters, which takes a compiler seconds
+SLOW = "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(24)) + "\nA24: /[a-z]/"
 # a chain of rules that overflows the stack of the compiler
 CRASH = "start: r0\n" + "\n".join(f'r{i}: "x" r{i + 1}?' for i in range(30000)) + '\nr30000: "y"'
+# masks that need too many items of the parser, from the second token on
+HOSTILE = "start: /[^x]/ r0\n" + "\n".join(
+    f"r{i}: /[a-z ]/ r{(i * 7 + 1) % 400} | /[a-z ]/ r{(i * 13 + 5) % 400} | /[a-f ]/"
+    for i in range(400)
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +66,22 @@ def refused(server: Served, **fields: Any) -> dict[str, Any]:
         ),
         ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex", "both"),
         ({"constraint_start": "x"}, "constraint_start", "needs a constraint"),
-        ({"constraint_sampling": "smc", "guided_regex": "a"}, "constraint_sampling", "not offer"),
-        ({"constraint_sampling": "asap", "guided_regex": "a"}, "constraint_sampling", "not offer"),
+        (
+            {"constraint_sampling": "smc", "guided_regex": "a"},
+            "constraint_sampling",
+            "'smc' is not offered by this server; known: mask, asap, awrs; use awrs with n choices",
+        ),
+        (
+            {"constraint_sampling": "awrs", "guided_regex": "a", "top_p": 0.9},
+            "constraint_sampling",
+            "without top_k, top_p and min_p",
+        ),
+        (
+            {"constraint_sampling": "asap", "guided_regex": "a", "temperature": 0},
+            "constraint_sampling",
+            "a temperature above 0",
+        ),
+        ({"constraint_sampling": "asap"}, "constraint_sampling", "needs a constraint"),
         ({"constraint_sampling": "x"}, "constraint_sampling", "'mask', 'asap'"),
         # schemas
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "a schema"),
@@ -117,21 +143,30 @@ def test_what_is_refused(server: Served, fields: Any, param: str, said: str) -> 
     assert error["param"] == param and said in error["message"], error
 
 
-def test_grammars_that_take_too_long_or_crash_their_compiler(server: Served) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(refused, server, guided_regex=SLOW)
-        crash = pool.submit(refused, server, guided_grammar=CRASH)
-    assert slow.result()["code"] == crash.result()["code"] == "grammar_limit"
-    assert "took more than 2 s" in slow.result()["message"]
-    assert server.post("/v1/chat/completions", json=ASK | {"guided_regex": "ab"}).is_success
+linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 
+@linux
+def test_grammars_that_take_too_long_or_crash_their_compiler(tiny_chat: Path) -> None:
+    with command(tiny_chat, "--name", "tiny", "--grammar-timeout", 2) as server:
+        with ThreadPoolExecutor(1) as pool, stopped_compiler(server, pool) as slow:
+            error = slow.result().json()["error"]
+            assert error["code"] == "grammar_limit" and "took more than 2 s" in error["message"]
+        assert refused(server, guided_grammar=CRASH)["code"] == "grammar_limit"
+        server.wait_until(
+            lambda: (
+                server.post("/v1/chat/completions", json=ASK | {"guided_regex": "ab"}).is_success
+            )
+        )
+
+
+@linux
 def test_others_are_served_while_a_grammar_is_compiled(tiny_chat: Path) -> None:
     with (
         command(tiny_chat, "--name", "tiny", "--grammar-timeout", 600, "--drain", 0) as server,
         ThreadPoolExecutor(1) as pool,
+        stopped_compiler(server, pool) as slow,
     ):
-        slow = pool.submit(server.post, "/v1/chat/completions", json=ASK | {"guided_regex": SLOW})
         for i in range(20):
             fields: Any = {"guided_regex": f"[a-z]{{{i + 1}}}", "max_tokens": 30}
             answer = server.post("/v1/chat/completions", json=ASK | fields).json()
@@ -140,6 +175,34 @@ def test_others_are_served_while_a_grammar_is_compiled(tiny_chat: Path) -> None:
         assert server.process is not None
         server.process.terminate()
         assert slow.result().status_code == 503
+
+
+@contextmanager
+def stopped_compiler(server: Served, pool: ThreadPoolExecutor) -> Iterator[Future[httpx.Response]]:
+    """A request of which the compiler's process is stopped in the middle of its work."""
+    assert server.process is not None
+    (fork_server,) = children(server.process.pid)
+    body = {"prompt": "a", "max_tokens": 8, "guided_grammar": SLOW}
+    slow = pool.submit(server.post, "/v1/completions", json=body)
+    server.wait_until(lambda: len(children(fork_server)) == 1, seconds=60.0)
+    (compiler,) = children(fork_server)
+    os.kill(compiler, signal.SIGSTOP)
+    try:
+        yield slow
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(compiler, signal.SIGKILL)
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            number, _, rest = file.read_text().partition(" ")
+            if int(rest.rpartition(")")[2].split()[1]) == parent:
+                found.append(int(number))
+    return found
 
 
 def test_grammars_without_an_end_are_cut_and_others_go_on(server: Served) -> None:
@@ -166,15 +229,48 @@ def test_grammars_without_an_end_are_cut_and_others_go_on(server: Served) -> Non
         ]
     for one in odd:
         body = one.result().json()
-        assert one.result().is_success, body
+        if not one.result().is_success:
+            assert body["error"]["param"] == "guided_grammar", body
+            continue
         valid = body["speculation"]["choices"][0]["constraint"]["valid"]
         assert body["choices"][0]["finish_reason"] == "stop" or not valid
     for one in good:
         (choice,) = one.result().json()["choices"]
         assert choice["message"]["content"].startswith("ab"[: len(choice["message"]["content"])])
-    empty = odd[1].result().json()
-    assert empty["choices"][0]["finish_reason"] == "stop"
-    assert not empty["speculation"]["choices"][0]["constraint"]["valid"]
+    assert "allows no text" in odd[1].result().json()["error"]["message"]
+
+
+def test_a_grammar_with_slow_masks_fails_its_request_only(server: Served) -> None:
+    """400, or an error in the stream; others in the batch go on."""
+    hostile = ASK | {"guided_grammar": HOSTILE, "n": 2}
+    with ThreadPoolExecutor(4) as pool:
+        others = [
+            pool.submit(server.post, "/v1/chat/completions", json=ASK | {"guided_regex": "ab{5}"})
+            for _ in range(2)
+        ]
+        error = refused(server, **hostile)
+        stream = server.post("/v1/chat/completions", json=hostile | {"stream": True})
+    events = [line.removeprefix("data: ") for line in stream.text.split("\n\n") if line]
+    for found in (error, json.loads(events[-1])["error"]):
+        assert (found["param"], found["code"]) == ("guided_grammar", "grammar_limit")
+        assert "Too many items" in found["message"]
+    assert all(one.result().json()["choices"] for one in others)
+    assert server.metric("forerun:engine_faults_total") == 0
+
+
+def test_forced_text_without_an_end_delays_nobody(server: Served) -> None:
+    for endless in ({"guided_regex": "a{1000000000}"}, {"guided_grammar": "start: /a{99}/ start"}):
+        (choice,) = server.post("/v1/chat/completions", json=ASK | endless).json()["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["content"].strip("a") == ""
+
+
+def test_a_text_that_no_token_can_end_fails(server: Served, tiny_chat: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_chat)
+    pieces = tokenizer.token_bytes(tokenizer.vocab_size)
+    banned = [token for token, piece in enumerate(pieces) if piece and b"b" in piece]
+    error = refused(server, guided_choice=["ab"], banned_tokens=banned)
+    assert (error["param"], error["code"]) == ("guided_choice", "no_token_left")
 
 
 def test_a_schema_at_the_limit_is_compiled_or_refused(server: Served) -> None:

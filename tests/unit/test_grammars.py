@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import forerun
+from fakes import FakeTarget
+from forerun.constraints import _matcher
 from forerun.constraints._after import After
 from forerun.constraints._grammar_constraint import GrammarConstraint
 from forerun.constraints.base import Constraint
@@ -20,6 +22,8 @@ from forerun.constraints.grammar import Grammar
 from forerun.constraints.json_schema import JsonSchema
 from forerun.constraints.python import Predicate
 from forerun.constraints.regex import Regex
+from forerun.core.records import Sequence
+from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
@@ -311,3 +315,89 @@ def test_corpus_and_grammar_hold_together(model: forerun.Model) -> None:
     found = model.generate("x", constraint=[Regex("[ab]+"), Regex("a{1,3}|c")], n=5, **NEW)[0]
     assert all(sample.text in ("a", "aa", "aaa") for sample in found.samples if sample.valid)
     assert all(sample.valid for sample in found.samples)
+
+
+def test_options_in_a_text_leave_every_split_allowed(tokenizer: Tokenizer) -> None:
+    """A line `%llguidance` of the user, or such a text in a schema, replaces no option of ours."""
+    line = '%llguidance {"no_forcing": false}\n'
+    plain = Grammar('start: "the only text"')
+    wanted = plain.bind(tokenizer, tokenizer.vocab_size)
+    for text in (line + plain.text, plain.text + "\n" + line):
+        bound = Grammar(text).bind(tokenizer, tokenizer.vocab_size)
+        found = bound.allowed(bound.after([]))
+        assert found.sum() > 1
+        assert found.tolist() == wanted.allowed(wanted.after([])).tolist()
+    schema = JsonSchema({"const": "the text %llguidance {}"}, whitespace=False)
+    bound = schema.bind(tokenizer, tokenizer.vocab_size)
+    assert bound.allowed(bound.after(tokenizer.encode_inside('"'))).sum() > 1
+
+
+def test_forced_text_without_an_end_is_cut(tokenizer: Tokenizer) -> None:
+    """A long one is found piece by piece; one without an end hangs nothing."""
+    for constraint in (Regex("a{1000000000}"), Grammar("start: /a{1000}/ start")):
+        bound = constraint.bind(tokenizer, tokenizer.vocab_size)
+        state, said = bound.after([]), b""
+        while len(said) < 2000:
+            run = bound.forced(state)
+            assert 0 < len(run) <= 512
+            for token in run:
+                assert bound.allows(state, token)
+                state = bound.advance(state, token)
+            said += b"".join(tokenizer.token_bytes(tokenizer.vocab_size)[t] or b"" for t in run)
+        assert not said.strip(b"a") and not bound.error(state)
+
+
+def hostile() -> Grammar:
+    """A grammar of which one mask would take a quarter of a second with a vocabulary of 50,000."""
+    rules = [
+        f"r{i}: /[a-z ]/ r{(i * 7 + 1) % 900} | /[a-z ]/ r{(i * 13 + 5) % 900} | /[a-f ]/"
+        for i in range(900)
+    ]
+    return Grammar("\n".join(["start: r0", *rules]))
+
+
+def test_a_text_that_needs_too_much_work_is_given_up(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of one mask, and at that of a text; other texts of the grammar go on."""
+    vocab = tokenizer.vocab_size
+    bound = hostile().bind(tokenizer, vocab)
+    monkeypatch.setitem(_matcher.LIMITS, "step_max_items", 300)
+    small = Grammar(hostile().text + "\n").bind(tokenizer, vocab)  # compiled with this limit
+    state = small.after([])
+    mask = small.allowed(state)
+    while mask.any():
+        state = small.advance(state, int(np.flatnonzero(mask)[-1]))
+        mask = small.allowed(state)
+    assert "Too many items (limit 300" in small.error(state)
+    assert not small.error(small.after([]))
+    monkeypatch.setattr(_matcher, "TEXT_SECONDS", 0.0)
+    monkeypatch.setattr(_matcher, "TOKEN_SECONDS", 0.0)
+    state = bound.after([])
+    assert not bound.allowed(state).any() and "processor time" in bound.error(state)
+    assert not bound.allows(state, 5) and not bound.forced(state)
+
+
+class Shifted(Shaper):
+    """Another law of the model: one token is more probable."""
+
+    def start(self, seq: Sequence) -> None:
+        return None
+
+    def logits(self, state: None, logits: np.ndarray) -> np.ndarray:
+        return logits + np.eye(1, len(logits), 70)[0]
+
+
+def test_bounds_of_asap_belong_to_one_law_of_the_model(tokenizer: Tokenizer) -> None:
+    """Other shapers, and other weights, have other bounds."""
+    vocab = tokenizer.vocab_size
+    model = forerun.Model(FakeTarget(lambda tokens: np.full(vocab, 1 / vocab), vocab), tokenizer)
+    call = {"constraint": Regex("[ab]{2}"), "constraint_sampling": "asap", "max_new_tokens": 4}
+    model.generate([[1, 2]], **call, drafter="none")
+    model.generate([[1, 2]], **call, drafter="none")
+    assert len(model.asap.tries) == 1
+    model.generate([[1, 2]], **call, drafter="none", shapers=[Shifted()])
+    assert len(model.asap.tries) == 2
+    model.target.weights_version = 1  # type: ignore[attr-defined]
+    model.generate([[1, 2]], **call, drafter="none")
+    assert len(model.asap.tries) == 1

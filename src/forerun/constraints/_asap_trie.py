@@ -48,17 +48,51 @@ class Node:
             self.bound = self.exact = float(self.probs @ self.weights(self.ids))
 
 
+class Rows:
+    """The probabilities that nodes keep. max_bytes: the least recently used are dropped beyond."""
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._nodes: OrderedDict[Node, None] = OrderedDict()
+
+    def keep(self, node: Node, ids: np.ndarray, probs: np.ndarray) -> None:
+        """Keeps the probabilities of a node, if they fit."""
+        if node.ids is None:
+            node.ids, node.probs = ids, probs
+            self.num_bytes += ids.nbytes + probs.nbytes
+        self._nodes[node] = None
+        self._nodes.move_to_end(node)
+        while self.max_bytes is not None and self.num_bytes > self.max_bytes:
+            oldest = next(iter(self._nodes))
+            self.drop(oldest)
+            if oldest is node:
+                break
+
+    def drop(self, node: Node) -> None:
+        """Drops the probabilities of a node, if it has any."""
+        if node in self._nodes:
+            del self._nodes[node]
+            assert node.ids is not None and node.probs is not None
+            self.num_bytes -= node.ids.nbytes + node.probs.nbytes
+            node.ids = node.probs = None
+
+
 class Trie:
     """The visited prefixes of one prompt, with bounds. Paths are tuples of tokens.
 
     max_bytes: of the probabilities that are kept for `law`; the least recently used go first.
+    rows: where they are kept instead, together with those of other tries.
     """
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, rows: Rows | None = None) -> None:
         self.root: Node | None = None
         self.num_nodes = 0
-        self._max_bytes, self._num_bytes = max_bytes, 0
-        self._rows: OrderedDict[Node, None] = OrderedDict()  # nodes with probabilities
+        self._rows = Rows(max_bytes) if rows is None else rows
+
+    def clear(self) -> None:
+        """Drops all probabilities; the bounds stay."""
+        for node, _, _ in self.nodes():
+            self._rows.drop(node)
 
     def expand(self, path: Many[int], ids: Any, probs: Any) -> Node:
         """Visits a prefix: its allowed tokens [k], and their probabilities under the model.
@@ -91,7 +125,7 @@ class Trie:
                 above.known[token] = node
             self.num_nodes += 1
             _lower(node, 1.0)
-        self._keep(node, ids, probs)
+        self._rows.keep(node, ids, probs)
         before = node.bound
         node.sum_again()
         _lower(node, before)
@@ -115,9 +149,9 @@ class Trie:
         return found
 
     @classmethod
-    def of(cls, nodes: Many[tuple[int, int, float, float]], max_bytes: int | None = None) -> Trie:
+    def of(cls, nodes: Many[tuple[int, int, float, float]], rows: Rows | None = None) -> Trie:
         """A trie of (token, index of the node above, probability of the token, mass)."""
-        trie, made = cls(max_bytes), list[Node]()
+        trie, made = cls(rows=rows), list[Node]()
         for token, at, prob, mass in nodes:
             above = made[at] if at >= 0 else None
             node = Node(above, prob, mass, mass, mass)
@@ -149,21 +183,6 @@ class Trie:
         weights = node.probs * node.weights(node.ids)
         total = weights.sum()
         return node.ids, weights / total if total > 0 else weights
-
-    def _keep(self, node: Node, ids: np.ndarray, probs: np.ndarray) -> None:
-        """Keeps the probabilities of a node, and drops those of others beyond the limit."""
-        if node.ids is None:
-            node.ids, node.probs = ids, probs
-            self._num_bytes += ids.nbytes + probs.nbytes
-        self._rows[node] = None
-        self._rows.move_to_end(node)
-        while self._max_bytes is not None and self._num_bytes > self._max_bytes:
-            oldest, _ = self._rows.popitem(last=False)
-            assert oldest.ids is not None and oldest.probs is not None
-            self._num_bytes -= oldest.ids.nbytes + oldest.probs.nbytes
-            oldest.ids = oldest.probs = None
-            if oldest is node:
-                break
 
 
 def _prob_of(above: Node | None, token: int) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from forerun.constraints._matcher import (
     Cursor,
     State,
+    Vocabulary,
     check_grammar,
     compiled,
     library,
@@ -52,7 +53,8 @@ class GrammarConstraint(Constraint):
     """
 
     _start: LLMatcher
-    _vocabulary: LLTokenizer
+    _tokenizer: LLTokenizer
+    _vocabulary: Vocabulary
     _vocab_size: int
     _splits: dict[bytes, tuple[int, ...]]  # forced texts as tokens
 
@@ -68,7 +70,8 @@ class GrammarConstraint(Constraint):
             bound._start = compiled(tokenizer, vocab_size, source)
         except DataError as error:
             raise DataError(self.explained(str(error))) from None
-        bound._vocabulary = vocabulary_of(tokenizer, vocab_size)
+        bound._tokenizer = vocabulary_of(tokenizer, vocab_size)
+        bound._vocabulary = Vocabulary(tokenizer.token_bytes(vocab_size))
         bound._vocab_size, bound._splits = vocab_size, {}
         return bound
 
@@ -92,7 +95,7 @@ class GrammarConstraint(Constraint):
 
     def after(self, tokens: Many[int]) -> State | Ended:
         """The state after a text from its start."""
-        state: State | Ended = Cursor(self._start).root
+        state: State | Ended = Cursor(self._start, self._vocabulary).root
         for token in tokens:
             state = self.advance(state, token)
         return state
@@ -126,18 +129,19 @@ class GrammarConstraint(Constraint):
 
     def _split(self, text: bytes) -> tuple[int, ...]:
         """A text as tokens: by the tokenizer, or greedily if that changes the text."""
-        vocabulary = self._vocabulary
+        vocabulary = self._tokenizer
         tokens = vocabulary.tokenize_bytes(text)
         if vocabulary.decode_bytes(tokens) != text:
             tokens = vocabulary.greedy_tokenize(text.decode(errors="ignore"))
         return tuple(tokens)
 
     def begin(self, text: bytes) -> State | None:
-        cursor = Cursor(self._start)
+        cursor = Cursor(self._start, self._vocabulary)
         return cursor.begin(self._split(text))
 
     def error(self, state: State | Ended) -> str:
-        return (state.text if isinstance(state, Ended) else state).cursor.error
+        text = state.text if isinstance(state, Ended) else state
+        return text.cursor.error(text)
 
     def is_complete(self, state: State | Ended) -> bool:
         text = state.text if isinstance(state, Ended) else state

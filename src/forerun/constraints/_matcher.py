@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -27,15 +29,21 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 256  # grammars
 MAX_GRAMMAR_CHARS = 1 << 20
-# work that one grammar may cause; llguidance does about 50,000 units of lexer fuel in a millisecond
+# work of one grammar and of one mask; the limits of a mask are about 0.05 s each
 LIMITS = {
     "initial_lexer_fuel": 10_000_000,
-    "step_lexer_fuel": 500_000,
-    "step_max_items": 50_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 10_000,
     "verbose_errors": False,
 }
 PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # of an error in a grammar
 QUOTE = re.compile(r"\n +\d+ \| ")  # of the grammar, in an error
+# processor time that a text may use, which bounds the sum over the nodes of a draft tree
+TEXT_SECONDS, TOKEN_SECONDS = 1.0, 0.02
+MAX_FORCED_BYTES = 256  # a draft seldom holds more
+MAX_FORCED_TOKENS = 256  # allowed tokens where the next byte is forced: the beginnings of one text
+PROBES = b'ea "01{\n'  # where two of these bytes may follow, none is forced
+DEAD_END = "NoExtension"  # begins the error of a text that no token can continue
 SPECIAL = b"\xff"  # prefix of special tokens, which match no text
 
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
@@ -57,8 +65,8 @@ def library() -> Any:
 
 
 # every token that may continue the text is allowed; by default llguidance forces its own split of
-# a text into tokens, which would change the law
-OPTIONS = '%llguidance {"no_forcing": true}\n'
+# a text into tokens, which would change the law. The last line with an option holds.
+OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
 def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
@@ -85,18 +93,17 @@ def check_grammar(grammar: str) -> None:
     """Raises DataError for a grammar that llguidance refuses; needs no tokenizer."""
     _check_size(grammar)
     guidance = library()
-    whole, limits = _with_options(grammar), guidance.LLParserLimits(**LIMITS)
-    if refusal := guidance.LLMatcher.validate_grammar(whole, limits=limits):
-        raise DataError(_reason(refusal, whole != grammar))
+    limits = guidance.LLParserLimits(**LIMITS)
+    if refusal := guidance.LLMatcher.validate_grammar(grammar + OPTIONS, limits=limits):
+        raise DataError(_reason(refusal))
 
 
 def _made(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     guidance = library()
     limits = guidance.LLParserLimits(**LIMITS)
-    whole = _with_options(grammar)
-    found = guidance.LLMatcher(vocabulary, whole, log_level=0, limits=limits)
+    found = guidance.LLMatcher(vocabulary, grammar + OPTIONS, log_level=0, limits=limits)
     if found.is_error():
-        raise DataError(_reason(found.get_error(), whole != grammar))
+        raise DataError(_reason(found.get_error()))
     return found
 
 
@@ -107,21 +114,13 @@ def _check_size(grammar: str) -> None:
         )
 
 
-def _with_options(grammar: str) -> str:
-    return grammar if "%llguidance" in grammar else OPTIONS + grammar
-
-
-def _reason(message: str, has_more_lines: bool) -> str:
-    """The message of llguidance without its quote of the grammar, with the user's line number.
-
-    has_more_lines: a line with options stands before the user's grammar.
-    """
-    plain = QUOTE.split(message)[0]
+def _reason(message: str) -> str:
+    """The message of llguidance without its quote of the grammar and its marks, in a line."""
+    plain = QUOTE.split(message)[0].replace("<non-verbose/>", "").strip()
     found = PLACE.match(plain)
-    if found is None:
-        return in_a_line(ValueError(plain))
-    line = int(found[1]) - has_more_lines
-    return in_a_line(ValueError(f"line {line}, column {found[2]}: {plain[found.end() :]}"))
+    if found is not None:
+        plain = f"line {found[1]}, column {found[2]}: {plain[found.end() :]}"
+    return in_a_line(ValueError(plain)) if plain else ""
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
@@ -152,6 +151,28 @@ class _Vocabulary:
         return self._tokenizer.encode_inside(text)
 
 
+class Vocabulary:
+    """The bytes of tokens, to look for forced text.
+
+    pieces: of each token; None for special ones.
+    """
+
+    def __init__(self, pieces: Many[bytes | None]) -> None:
+        self.pieces = pieces
+        single = {piece: i for i, piece in enumerate(pieces) if piece and len(piece) == 1}
+        self.probes = [single[byte] for one in PROBES if (byte := bytes([one])) in single]
+
+    def common(self, tokens: Many[int]) -> int | None:
+        """The token that all `tokens` begin with, if one of them does."""
+        if not 0 < len(tokens) <= MAX_FORCED_TOKENS:
+            return None
+        found = [self.pieces[token] for token in tokens]
+        shortest = min((piece or b"" for piece in found), key=len)
+        if not shortest or not all(piece and piece.startswith(shortest) for piece in found):
+            return None
+        return tokens[found.index(shortest)]
+
+
 @dataclass(eq=False, slots=True)
 class State:
     """A text that a matcher has read: the text above and one more token."""
@@ -161,22 +182,29 @@ class State:
     token: int = -1
     depth: int = 0
     is_legal: bool = True  # whether the grammar allows the text; known once the cursor was here
+    error: str = ""  # why the cursor gave up here
+    forced: bytes | None = None  # bytes that must follow, once they were looked for
 
     def then(self, token: int) -> State:
         """The state after one more token."""
-        return State(self.cursor, self, token, self.depth + 1, self.is_legal)
+        piece, forced = self.cursor.vocabulary.pieces[token], self.forced
+        is_inside = forced and piece and len(piece) < len(forced) and forced.startswith(piece)
+        rest = forced[len(piece) :] if forced and piece and is_inside else None
+        return State(self.cursor, self, token, self.depth + 1, self.is_legal, forced=rest)
 
 
 class Cursor:
     """The matcher of one sequence.
 
-    error: what llguidance reported when a text needed more work than LIMITS allow.
+    A state that needs more work than LIMITS allow is given up, all are after TEXT_SECONDS.
     """
 
-    def __init__(self, start: LLMatcher) -> None:
+    def __init__(self, start: LLMatcher, vocabulary: Vocabulary) -> None:
         self._start, self._matcher = start, start.deep_copy()
+        self.vocabulary = vocabulary
         self._root = self._at = State(self)
-        self.error = ""
+        self._seconds, self._depth = 0.0, 0  # used, and of the longest text
+        self._timeout = ""  # the error of all states, once the time is used up
 
     @property
     def root(self) -> State:
@@ -194,21 +222,49 @@ class Cursor:
         """The tokens that may follow, bool [V]."""
         if not self._move(state):
             return np.zeros(vocab_size, dtype=bool)
-        try:
+        start, packed = thread_time(), b""
+        with suppress(ValueError):  # it may also return a mask that allows end tokens only
             packed = self._matcher.compute_bitmask()
-        except ValueError as error:
-            self._give_up(error)
-            return np.zeros(vocab_size, dtype=bool)
+        if not packed or self._matcher.is_error():
+            self._give_up(state)
+            packed = bytes(-(-vocab_size // 8))
+        self._charge(start)
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
         return bits[:vocab_size].view(bool)
 
     def allows(self, state: State, token: int) -> bool:
         """Whether a token may follow; it is no end token."""
-        return self._move(state) and self._matcher.validate_tokens([token]) == 1
+        if not self._move(state):
+            return False
+        start = thread_time()
+        is_allowed = self._matcher.validate_tokens([token]) == 1
+        self._charge(start)
+        return is_allowed
 
     def forced(self, state: State) -> bytes:
-        """The bytes that must follow."""
-        return self._matcher.compute_ff_bytes() if self._move(state) else b""
+        """The bytes that must follow, up to MAX_FORCED_BYTES and one token.
+
+        llguidance computes them without a limit, so that some grammars keep it busy for ever.
+        """
+        if state.forced is None:
+            found, here = b"", state
+            while len(found) < MAX_FORCED_BYTES:
+                token = self._forced_token(here)
+                if token is None:
+                    break
+                found, here = found + (self.vocabulary.pieces[token] or b""), here.then(token)
+            state.forced = found
+        return state.forced
+
+    def _forced_token(self, state: State) -> int | None:
+        """The shortest token that every allowed text begins with."""
+        num_allowed = 0
+        for token in self.vocabulary.probes:
+            num_allowed += self.allows(state, token)
+            if num_allowed > 1:
+                return None
+        allowed = self.mask(state, len(self.vocabulary.pieces))
+        return self.vocabulary.common(np.flatnonzero(allowed).tolist())
 
     def must_end(self, state: State) -> bool:
         """Whether the text is a whole one that cannot go on."""
@@ -218,10 +274,20 @@ class Cursor:
         """Whether the text is a whole one of the grammar."""
         return self._move(state) and self._matcher.is_accepting()
 
+    def error(self, state: State) -> str:
+        """Why a text was given up, if it was."""
+        here: State | None = state
+        while here is not None and not here.error:
+            here = here.above
+        return self._timeout or (here.error if here is not None else "")
+
     def _move(self, state: State) -> bool:
         """Moves the matcher to a state; returns whether the grammar allows it."""
+        if self._timeout:
+            return False
+        start = thread_time()
         path: list[State] = []
-        here, there, num_back = self._at, state, 0
+        here, there, num_back = self._at, state, 0  # until they meet
         while here is not there:
             if there.depth >= here.depth:
                 path.append(there)
@@ -234,21 +300,30 @@ class Cursor:
         if num_back:
             self._matcher.rollback(num_back)
         self._at = here
-        for one in reversed(path):
-            one.is_legal = one.is_legal and self._matcher.try_consume_tokens([one.token]) == 1
-            if not one.is_legal:
-                return False
-            self._at = one
-        return not self._failed()
-
-    def _failed(self) -> bool:
+        for here in reversed(path):
+            here.is_legal = here.is_legal and self._matcher.try_consume_tokens([here.token]) == 1
+            if not here.is_legal:
+                break
+            self._at = here
         if self._matcher.is_error():
-            self._give_up(ValueError(self._matcher.get_error()))
-            return True
-        return False
+            self._give_up(here)
+        self._charge(start)
+        return self._at is state and state.is_legal
 
-    def _give_up(self, error: ValueError) -> None:
+    def _charge(self, start: float) -> None:
+        """Adds the processor time since `start`; gives all up if too much was used."""
+        self._seconds += thread_time() - start
+        self._depth = max(self._depth, self._at.depth)
+        if self._seconds > TEXT_SECONDS + TOKEN_SECONDS * self._depth:
+            self._timeout = (
+                f"the grammar used {self._seconds:.1f} s of processor time for {self._depth} "
+                "tokens; simplify it"
+            )
+
+    def _give_up(self, state: State) -> None:
         """Notes an error of the matcher, which never leaves it, and starts another."""
-        self.error = self.error or in_a_line(error).removesuffix(" <non-verbose/>")
-        self._at.is_legal = False
+        reason = _reason(self._matcher.get_error())
+        if reason.startswith(DEAD_END):
+            reason = ""
+        state.is_legal, state.error = False, reason
         self._matcher, self._at = self._start.deep_copy(), self._root

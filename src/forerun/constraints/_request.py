@@ -96,10 +96,11 @@ def prepared(
     tokenizer: Tokenizer,
     vocab_size: int,
     memory: AsapMemory | None = None,
+    law: str = "",
 ) -> Sampling:
     """The sampling parameters with their constraint and `constraints` as one, ready for a model.
 
-    constraints: bound to the model. memory: of ASAp.
+    constraints: bound to the model. memory: of ASAp. law: a text that names the other shapers.
     Raises ConfigError, DataError for a constraint that cannot be used.
     """
     own = sampling.constraint
@@ -116,8 +117,9 @@ def prepared(
     if sampling.constraint_start is not None:
         whole = After(sampling.constraint_start, whole).bind(tokenizer, vocab_size)
     check_method(sampling)
-    if sampling.constraint_method != "mask":
-        whole = _sampled(whole, sampling.constraint_method, memory)
+    how = sampling.constraint_method
+    if how != "mask":
+        whole = Asap(whole, memory, law) if how == "asap" else Awrs(whole)
     return replace(sampling, constraint=whole)
 
 
@@ -132,11 +134,6 @@ def check_method(sampling: Sampling, *, is_constrained: bool = True) -> None:
                 raise ConfigError(f"{name}={value!r} needs a constraint; give one, or leave it out")
     elif sampling.constraint_method != "mask":
         _check_whole_law(sampling)
-
-
-def _sampled(constraint: Constraint, how: str, memory: AsapMemory | None) -> Constraint:
-    """The constraint as `how` draws tokens under it."""
-    return Asap(constraint, memory) if how == "asap" else Awrs(constraint)
 
 
 def _check_whole_law(sampling: Sampling) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from forerun.constraints._asap_trie import Node, Trie
+from forerun.constraints._asap_trie import Node, Rows, Trie
 from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence, Snapshot
 from forerun.core.sampling import Sampling, softmax
@@ -29,8 +29,9 @@ from forerun.core.sampling import Sampling, softmax
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
-MAX_ROW_BYTES = 64 << 20  # of probabilities that the tries of one constraint keep
+MAX_BYTES = 512 << 20  # of the tries of one memory
 MAX_TRIES = 256  # prompts; beyond it the least recently used are dropped
+NODE_BYTES, KEY_TOKEN_BYTES = 800, 40  # of a visited prefix, and of a token of a prompt
 
 
 @dataclass(eq=False, slots=True)
@@ -49,21 +50,50 @@ class Place:
 
 
 class AsapMemory:
-    """Tries by constraint, tenant, prompt and settings; the least recently used are dropped."""
+    """Tries by constraint, tenant, prompt and settings; the least recently used are dropped.
 
-    def __init__(self) -> None:
+    max_bytes: half of it for probabilities, half for prefixes; checked when a sequence starts.
+    is_shared: whether tries compete for the space of probabilities; else each has as much.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES, *, is_shared: bool = True) -> None:
         self.tries: OrderedDict[tuple[Any, ...], Trie] = OrderedDict()
+        self.max_bytes, self._is_shared = max_bytes, is_shared
+        self._rows = Rows(max_bytes // 2)
+        self._prefix_bytes = 0  # when a sequence started last
 
-    def trie(self, constraint: Constraint, seq: Sequence) -> Trie:
-        """The trie of a sequence, made if it is new."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tries, as far as they were measured."""
+        return self._rows.num_bytes + self._prefix_bytes
+
+    def trie(self, constraint: Constraint, law: str, seq: Sequence) -> Trie:
+        """The trie of a sequence, made if it is new. law: of other shapers; see `Asap`."""
         prompt = tuple(seq.tokens[: seq.num_prompt])
-        key = constraint.key(), seq.cells_owner, prompt, *_processing(seq.sampling)
-        if key not in self.tries:
-            self.tries[key] = Trie(MAX_ROW_BYTES)
-            if len(self.tries) > MAX_TRIES:
-                self.tries.popitem(last=False)
-        self.tries.move_to_end(key)
-        return self.tries[key]
+        name = f"{constraint.key()} {law}" if law else constraint.key()
+        key = name, seq.cells_owner, prompt, *_processing(seq.sampling)
+        trie = self.tries.pop(key, None)
+        if trie is not None and _prefix_bytes(key, trie) > self.max_bytes // 2:
+            trie.clear()
+            trie = None
+        found = self.tries[key] = self._made() if trie is None else trie
+        self._prefix_bytes = sum(_prefix_bytes(*item) for item in self.tries.items())
+        while len(self.tries) > 1 and self._is_full():
+            oldest = next(iter(self.tries))
+            self._prefix_bytes -= _prefix_bytes(oldest, self.tries[oldest])
+            self.tries.pop(oldest).clear()
+        return found
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.tries.clear()
+        self._rows, self._prefix_bytes = Rows(self.max_bytes // 2), 0
+
+    def _is_full(self) -> bool:
+        return len(self.tries) > MAX_TRIES or self._prefix_bytes > self.max_bytes // 2
+
+    def _made(self) -> Trie:
+        return Trie(rows=self._rows if self._is_shared else Rows(self.max_bytes // 2))
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         """The tries of a tenant, for a file."""
@@ -91,7 +121,7 @@ class AsapMemory:
             del self.tries[key]
         for i, (constraint, _, *others) in enumerate(keys):
             part = rows[starts[i] : starts[i + 1]]
-            self.tries[constraint, tenant, *others] = Trie.of(part, MAX_ROW_BYTES)
+            self.tries[constraint, tenant, *others] = Trie.of(part, self._rows)
 
 
 class Asap(Constraint):
@@ -99,12 +129,13 @@ class Asap(Constraint):
 
     P is the law that all other shapers and the temperature make of the model's. Drafts keep the law
     exactly, given what was sampled before. memory: where the tries are kept from call to call.
+    law: a text that tells the other shapers from those of other calls, as they change P.
     """
 
-    def __init__(self, inner: Constraint, memory: AsapMemory | None = None) -> None:
+    def __init__(self, inner: Constraint, memory: AsapMemory | None = None, law: str = "") -> None:
         self.inner, self.eos_ids = inner, inner.eos_ids
         self.has_cheap_mask = inner.has_cheap_mask
-        self.memory = AsapMemory() if memory is None else memory
+        self.memory, self.law = AsapMemory() if memory is None else memory, law
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
         bound = copy(self)  # with the same memory
@@ -113,7 +144,7 @@ class Asap(Constraint):
         return bound
 
     def start(self, seq: Sequence) -> Place:
-        trie = self.memory.trie(self.inner, seq)
+        trie = self.memory.trie(self.inner, self.law, seq)
         place = Place(self.inner.start(_before(seq)), trie, seq.sampling.temperature)
         for token in seq.generated:
             place = self.advance(place, token)
@@ -193,7 +224,13 @@ def _processing(s: Sampling) -> tuple[Any, ...]:
         tuple(sorted(s.logit_bias.items())),
         s.banned_tokens,
         s.min_new_tokens,
+        *((s.stop_token_ids, s.ignore_eos) if s.min_new_tokens else ()),  # banned until then
     )
+
+
+def _prefix_bytes(key: tuple[Any, ...], trie: Trie) -> int:
+    """Bytes of a trie without probabilities."""
+    return NODE_BYTES * trie.num_nodes + KEY_TOKEN_BYTES * len(key[2])
 
 
 def _hashable(value: Any) -> Any:

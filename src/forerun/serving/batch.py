@@ -20,7 +20,7 @@ from forerun.engine.stats import Recorder
 from forerun.errors import CapacityError, ConfigError
 from forerun.serving.active_sequences import Choice, Progress, sequences
 from forerun.serving.admission import Group
-from forerun.serving.errors import ApiError, engine_fault, of_fault
+from forerun.serving.errors import ApiError, engine_fault, given_up, no_token_left, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
 from forerun.serving.routing import MethodControllers, MethodDispatcher, constrain
@@ -174,10 +174,17 @@ class Batch:
         """Sends the new text of one choice; removes it if it has ended."""
         job, seq = choice.job, choice.seq
         self._measure(choice, now)
+        report = None if seq.finish is None else self._constraint_report(seq)
+        if report is not None:
+            self.metrics.constrained(report)
+            if error := self._constraint_error(choice, report):
+                self.fail(job, error)
+                return
         piece = choice.next_piece(self.engine.stops) if job.streams or seq.finish else None
         if piece is not None:
             self._outbox.append((job, piece))
         if seq.finish is not None:
+            self._progress[job].reports[choice.number] = report
             self._finish_choice(choice, self._progress[job])
 
     def _measure(self, choice: Choice, now: float) -> None:
@@ -212,8 +219,6 @@ class Batch:
             num_matched = prediction.num_matched(seq.generated)
             count.accepted_prediction += num_matched
             count.rejected_prediction += len(job.prediction) - num_matched
-        progress.reports[choice.number] = report = self._constraint_report(seq)
-        self.metrics.constrained(report)
         self._remove(choice)
         if progress.is_done:
             order = [progress.choices[i].seq for i in range(job.num_choices)]
@@ -225,6 +230,19 @@ class Batch:
             self.metrics.whole.observe(seconds)
             self.durations.append(seconds)
             self._finish_job(job)
+
+    def _constraint_error(self, choice: Choice, report: Report) -> ApiError | None:
+        """The error of a finished text that its constraint gave up, or left without a token."""
+        job, seq = choice.job, choice.seq
+        if report.error:
+            return given_up(report.error, job.wanted and job.wanted.param)
+        is_ended = (
+            seq.finish == "stop" and seq.end is None and job.sampling.constraint_start is None
+        )
+        if report.valid or job.wanted is None or not is_ended:
+            return None
+        ends = self.engine.stops.eos_ids
+        return no_token_left(job.wanted.param) if seq.tokens[-1] in ends else None
 
     def _constraint_report(self, seq: Sequence) -> Report | None:
         """What its constraint did to a finished sequence."""

@@ -79,6 +79,22 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param=param, code=code)
 
 
+def given_up(reason: str, param: str | None) -> ApiError:
+    """The error for a text that its constraint gave up."""
+    text = f"the constraint needs too much work for this text: {reason}"
+    return bad(f"{param}: {text}" if param else text, param, "grammar_limit")
+
+
+def no_token_left(param: str) -> ApiError:
+    """The error for a text that the constraint and other parameters could not end."""
+    return bad(
+        f"{param}: after some text no token was left that the constraint, banned_tokens and "
+        "min_tokens all allow; change one of them",
+        param,
+        "no_token_left",
+    )
+
+
 def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiError:
     """The error for an unknown name, with the nearest names or all."""
     known = sorted(known)

@@ -94,6 +94,11 @@ class Constraints:
             if not isinstance(shaper, Constraint)
         )
 
+    @property
+    def hard_names(self) -> list[str]:
+        """The names of constraints that only forbid tokens."""
+        return [name for name, one in self.shapers.items() if isinstance(one, Constraint)]
+
     def hard(self, names: Iterable[str]) -> list[Constraint]:
         """The constraints among `names` that only forbid tokens."""
         found = [self.shapers[name] for name in dict.fromkeys(names)]

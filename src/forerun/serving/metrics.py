@@ -72,9 +72,9 @@ class Metrics:
         for position in range(8):  # dashboards need series that start at 0
             self._position(position)
 
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+    def gauge(self, name: str, text: str, value: Callable[[], float], prefix: str = "vllm") -> None:
         """Adds a gauge that calls `value` when it is read."""
-        found = Gauge(f"vllm:{name}", text, [*self._labels], registry=self.registry)
+        found = Gauge(f"{prefix}:{name}", text, [*self._labels], registry=self.registry)
         found.labels(**self._labels).set_function(value)
 
     def observe(self, step: Step) -> None:

@@ -97,8 +97,12 @@ class Reply(ABC):
         }
 
     def _statistics(self, end: End) -> dict[str, Any]:
-        """Statistics, if requested: ours, and the same under vLLM's names."""
-        if not (self.request.speculation and self.request.speculation.statistics):
+        """Statistics, if requested: ours, and the same under vLLM's names.
+
+        Texts with weights have them without a request, as they mean nothing without.
+        """
+        is_requested = self.request.speculation and self.request.speculation.statistics
+        if not (is_requested or self.job.sampling.constraint_sampling == "awrs"):
             return {}
         total = Stats()
         for stats in end.stats:

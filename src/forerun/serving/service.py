@@ -18,6 +18,7 @@ from forerun.engine.generation import record_logprobs
 from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops
 from forerun.models.tokenizer import TextStream
+from forerun.serving.asap_memories import AsapMemories
 from forerun.serving.engine_thread import EngineThread
 from forerun.serving.jobs import Job
 from forerun.serving.lanes import Lanes
@@ -69,7 +70,8 @@ class Service:
         work: Work = {"encode": tokenizer.encode, "chat_text": chat_text, COMPILE: compiler(model)}
         self.texts = TextWorkers(work, settings.text_timeout)  # forks: before threads are started
         self.lanes = Lanes()
-        samplings = ("mask", "awrs") if has_awrs else ("mask",)
+        samplings = ("mask", "asap", "awrs") if has_awrs else ("mask", "asap")
+        self.asap = AsapMemories(len(self.keys.names), settings.max_seqs)
         self.constraints = Constraints(model, settings.constraints, samplings)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
@@ -83,6 +85,9 @@ class Service:
         running, waiting = "Running sequences", "Waiting requests"
         self.metrics.gauge("num_requests_running", running, lambda: self.worker.num_running)
         self.metrics.gauge("num_requests_waiting", waiting, lambda: self.worker.num_waiting)
+        prompts, size = "Prompts with bounds of ASAp", "Bytes of the bounds of ASAp"
+        self.metrics.gauge("asap_prompts", prompts, lambda: self.asap.num_prompts, "forerun")
+        self.metrics.gauge("asap_bytes", size, lambda: self.asap.num_bytes, "forerun")
 
     def warm_up(self) -> None:
         """Compiles all kernels."""
@@ -93,7 +98,11 @@ class Service:
         """Compiles the constraints of a request. Raises ApiError."""
         start, hard = time.monotonic(), self.constraints.hard(job.constraints)
         own, parts = job.wanted, job.wanted_parts
-        job.sampling = self._compiler.prepare(job.sampling, own, parts, hard, job.tenant)
+        law = " ".join(sorted({*job.constraints} - {*self.constraints.hard_names}))
+        memory = self.asap.of(job) if job.sampling.constraint_sampling == "asap" else None
+        job.sampling = self._compiler.prepare(
+            job.sampling, own, parts, hard, job.tenant, memory, law
+        )
         self.metrics.compiling.inc(time.monotonic() - start)
 
     def needs_compiling(self, job: Job) -> bool:
@@ -131,6 +140,7 @@ class Service:
 
     def _engine(self, recorder: Recorder) -> tuple[Engine, MethodDispatcher, MethodControllers]:
         """A new engine on the target."""
+        self.asap.clear()  # a fault may have left it in the middle of a change
         model, dispatcher = self.model, self.methods.dispatcher(self.verifier)
         controllers = MethodControllers(self.settings.controller, dispatcher)
         engine = Engine(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from forerun.api import Model
 from forerun.constraints._matcher import cache_owner, vocabulary_of
 from forerun.constraints._request import prepared
+from forerun.constraints.asap import AsapMemory
 from forerun.constraints.base import Constraint
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ForerunError, in_a_line
@@ -43,8 +44,13 @@ def compiler(model: Model) -> Compile:
 
     def attempt(constraint: Constraint) -> None:
         bound = constraint.bind(tokenizer, vocab_size)
-        if (state := bound.begin(b"")) is not None:
-            bound.allowed(state)
+        if (state := bound.begin(b"")) is None:
+            return
+        can_begin = bound.allowed(state).any()
+        if error := bound.error(state):
+            raise DataError(error)
+        if not can_begin:
+            raise DataError("it allows no text at all; correct it")
 
     return lambda constraint: _on_small_stack(lambda: attempt(constraint))
 
@@ -85,10 +91,13 @@ class Compiler:
         parts: list[Wanted],
         hard: list[Constraint],
         tenant: str,
+        memory: AsapMemory | None = None,
+        law: str = "",
     ) -> Sampling:
         """The parameters with the constraint `own` and those of the operator, compiled.
 
-        parts: constraints that `own` consists of, to name the one with a mistake. Raises ApiError.
+        parts: constraints that `own` consists of, to name the one with a mistake. memory, law: see
+        `prepared`. Raises ApiError.
         """
         if own is not None:
             with self._texts.deadline(self._seconds):
@@ -97,7 +106,7 @@ class Compiler:
         token = cache_owner.set(tenant)
         try:
             vocab_size = self._model.target.vocab_size
-            return prepared(sampling, hard, self._model.tokenizer, vocab_size)
+            return prepared(sampling, hard, self._model.tokenizer, vocab_size, memory, law)
         except (ConfigError, DataError) as error:
             param = next((name for name in RELATED if name in str(error)), own and own.param)
             raise bad(str(error), param) from None

@@ -13,6 +13,10 @@ from forerun.serving.structured.fields import UNSUPPORTED, Wanted
 from forerun.serving.structured.tool_messages import Messages
 from forerun.serving.structured.tools import Tools
 
+FIXES = {  # what to use instead
+    "smc": "; use awrs with n choices and resample them by their logw, or run `forerun generate "
+    "--constraint-sampling smc`"
+}
 FORM = "response_format"  # what an answer without a call must be
 
 
@@ -37,7 +41,7 @@ def check_options(sampling: Sampling, is_constrained: bool, samplings: Collectio
     if how not in samplings:
         known = ", ".join(samplings)
         text = f"{param} {how!r} is not offered by this server; known: {known}"
-        raise bad(text, param, UNSUPPORTED)
+        raise bad(text + FIXES.get(how, ""), param, UNSUPPORTED)
     if is_constrained:
         return
     if how != "mask":

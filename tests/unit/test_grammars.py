@@ -401,3 +401,11 @@ def test_bounds_of_asap_belong_to_one_law_of_the_model(tokenizer: Tokenizer) -> 
     model.target.weights_version = 1  # type: ignore[attr-defined]
     model.generate([[1, 2]], **call, drafter="none")
     assert len(model.asap.tries) == 1
+
+
+def test_a_choice_may_have_thousands_of_options(tokenizer: Tokenizer) -> None:
+    options = tuple(f"option number {i}" for i in range(5000))
+    bound = Choice(options).bind(tokenizer, tokenizer.vocab_size)
+    state = state_after(bound, tokenizer, options[4321])
+    assert bound.is_complete(state) and not bound.error(state)
+    assert not bound.is_complete(state_after(bound, tokenizer, "option number"))

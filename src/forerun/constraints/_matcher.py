@@ -34,6 +34,7 @@ LIMITS = {
     "initial_lexer_fuel": 10_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 10_000,
+    "max_lexer_states": 50_000,  # about 1 kB each, for each text
     "verbose_errors": False,
 }
 PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # of an error in a grammar

@@ -22,4 +22,4 @@ class Choice(GrammarConstraint):
 
     def source(self) -> str:
         written = " | ".join(json.dumps(one, ensure_ascii=False) for one in self.options)
-        return f"start: {written}"
+        return f"start: TEXT\nTEXT: {written}"  # as rules, at most 2000 options would compile

@@ -123,19 +123,21 @@ def check_calls(client: openai.OpenAI, schema: Schema, seed: int, found: Counter
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
     call = ASK | {"seed": seed, "tools": [tool], "tool_choice": "required"}
     answer = client.chat.completions.create(**call).choices[0]
-    arguments, finish = "", None
+    arguments, finish = dict[int, str](), None
     for chunk in client.chat.completions.create(**call, stream=True):
         for choice in chunk.choices:
             for part in choice.delta.tool_calls or ():
-                arguments += (part.function and part.function.arguments) or ""
+                more = (part.function and part.function.arguments) or ""
+                arguments[part.index] = arguments.get(part.index, "") + more
             finish = choice.finish_reason or finish
     assert finish == answer.finish_reason
     found[f"call {finish}"] += 1
     if finish == "tool_calls":
-        (made,) = answer.message.tool_calls or ()
-        assert made.type == "function" and made.function.name == "f"
-        assert made.function.arguments == arguments
-        jsonschema.validate(json.loads(arguments), schema)
+        made = [call.function for call in answer.message.tool_calls or ()]  # type: ignore[union-attr]
+        assert made and all(call.name == "f" for call in made)
+        assert [call.arguments for call in made] == [arguments[i] for i in range(len(made))]
+        for call in made:
+            jsonschema.validate(json.loads(call.arguments), schema)
 
 
 def words_of(schema: Any) -> Iterator[str]:

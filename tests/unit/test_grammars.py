@@ -353,7 +353,16 @@ def hostile() -> Grammar:
         f"r{i}: /[a-z ]/ r{(i * 7 + 1) % 900} | /[a-z ]/ r{(i * 13 + 5) % 900} | /[a-f ]/"
         for i in range(900)
     ]
-    return Grammar("\n".join(["start: r0", *rules]))
+    return Grammar("\n".join(['start: "a long beginning" r0', *rules]))
+
+
+def path_of(state) -> list[int]:
+    """The tokens of a state."""
+    found = []
+    while state.above is not None:
+        found.append(state.token)
+        state = state.above
+    return found[::-1]
 
 
 def test_a_text_that_needs_too_much_work_is_given_up(
@@ -370,10 +379,17 @@ def test_a_text_that_needs_too_much_work_is_given_up(
         state = small.advance(state, int(np.flatnonzero(mask)[-1]))
         mask = small.allowed(state)
     assert "Too many items (limit 300" in small.error(state)
+    # another object of the same text, as the engine makes after a draft
+    again = state.cursor.root
+    for token in path_of(state):
+        again = small.advance(again, token)
+    assert small.error(again) == small.error(state)
+    assert not small.error(again.above)
     assert not small.error(small.after([]))
     monkeypatch.setattr(_matcher, "TEXT_SECONDS", 0.0)
     monkeypatch.setattr(_matcher, "TOKEN_SECONDS", 0.0)
     state = bound.after([])
+    bound.allowed(state)  # the last one
     assert not bound.allowed(state).any() and "processor time" in bound.error(state)
     assert not bound.allows(state, 5) and not bound.forced(state)
 

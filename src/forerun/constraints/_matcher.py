@@ -183,8 +183,17 @@ class State:
     token: int = -1
     depth: int = 0
     is_legal: bool = True  # whether the grammar allows the text; known once the cursor was here
-    error: str = ""  # why the cursor gave up here
     forced: bytes | None = None  # bytes that must follow, once they were looked for
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of the text."""
+        found: list[int] = []
+        here = self
+        while here.above is not None:
+            found.append(here.token)
+            here = here.above
+        return tuple(reversed(found))
 
     def then(self, token: int) -> State:
         """The state after one more token."""
@@ -206,6 +215,7 @@ class Cursor:
         self._root = self._at = State(self)
         self._seconds, self._depth = 0.0, 0  # used, and of the longest text
         self._timeout = ""  # the error of all states, once the time is used up
+        self._errors: dict[tuple[int, ...], str] = {}  # of texts that were given up
 
     @property
     def root(self) -> State:
@@ -277,10 +287,11 @@ class Cursor:
 
     def error(self, state: State) -> str:
         """Why a text was given up, if it was."""
-        here: State | None = state
-        while here is not None and not here.error:
-            here = here.above
-        return self._timeout or (here.error if here is not None else "")
+        if self._timeout or not self._errors:
+            return self._timeout
+        tokens = state.tokens
+        starts = (why for start, why in self._errors.items() if tokens[: len(start)] == start)
+        return next(starts, "")
 
     def _move(self, state: State) -> bool:
         """Moves the matcher to a state; returns whether the grammar allows it."""
@@ -324,7 +335,7 @@ class Cursor:
     def _give_up(self, state: State) -> None:
         """Notes an error of the matcher, which never leaves it, and starts another."""
         reason = _reason(self._matcher.get_error())
-        if reason.startswith(DEAD_END):
-            reason = ""
-        state.is_legal, state.error = False, reason
+        if not reason.startswith(DEAD_END):
+            self._errors[state.tokens] = reason or "llguidance gave up"
+        state.is_legal = False
         self._matcher, self._at = self._start.deep_copy(), self._root

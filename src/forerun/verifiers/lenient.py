@@ -13,7 +13,6 @@ distribution of one draft. Tokens of probability 0 are never accepted, so constr
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from forerun.core.tree import Tree
 from forerun.errors import ConfigError
 from forerun.verifiers.base import follow_argmax, reject_recursively, residual
 
-Kind = Literal["lin", "sq", "exp"]
+KINDS = "lin", "sq", "exp"
 
 
 class Lenient(Verifier):
@@ -34,14 +33,13 @@ class Lenient(Verifier):
 
     lossless = False
 
-    def __init__(self, *, kind: Kind = "lin", eps: float = 0.5) -> None:
-        if kind not in get_args(Kind) or not 0 < eps <= 1:
+    def __init__(self, *, kind: str = "lin", eps: float = 0.5) -> None:
+        if kind not in KINDS or not 0 < eps <= 1:
             raise ConfigError(
                 f"lenient needs kind lin, sq or exp and 0 < eps <= 1, got {kind=} and {eps=}; for "
                 "an exact rule use 'speculative'"
             )
-        self.kind: Kind = kind
-        self.eps = eps
+        self.kind, self.eps = kind, eps
 
     def verify(self, tree: Tree, laws: TargetProbs, dice: Dice) -> Verdict:
         if not laws.sampling.is_greedy:
@@ -58,19 +56,19 @@ class Lenient(Verifier):
         return bool(relaxed(p1[tree.tokens[node]], self.kind, self.eps) >= p1.max())
 
 
-def relaxed(p: np.ndarray | float, kind: Kind, eps: float) -> np.ndarray | float:
+def relaxed(p: np.ndarray | float, kind: str, eps: float) -> np.ndarray | float:
     """f(p) >= p of a kind; p itself at eps = 1."""
     if kind == "exp":
         return p**eps
     return p / (eps if kind == "lin" else eps**2)
 
 
-def acceptance(p: np.ndarray, q: np.ndarray, kind: Kind, eps: float) -> float:
+def acceptance(p: np.ndarray, q: np.ndarray, kind: str, eps: float) -> float:
     """sum min(q, f(p)) of p and q [V]: the acceptance rate of one draft from q."""
     return float(np.minimum(q, relaxed(p, kind, eps)).sum())
 
 
-def law(p: np.ndarray, q: np.ndarray, kind: Kind, eps: float) -> np.ndarray:
+def law(p: np.ndarray, q: np.ndarray, kind: str, eps: float) -> np.ndarray:
     """Distribution [V] of the first emitted token after one draft from q.
 
     min(q, f(p)) + (1 - sum min(q, f(p))) norm[(p - q)+].
@@ -79,6 +77,6 @@ def law(p: np.ndarray, q: np.ndarray, kind: Kind, eps: float) -> np.ndarray:
     return accepted + (1 - accepted.sum()) * residual(p, q)
 
 
-def distance(p: np.ndarray, q: np.ndarray, kind: Kind, eps: float) -> float:
+def distance(p: np.ndarray, q: np.ndarray, kind: str, eps: float) -> float:
     """Total variation between p and `law`."""
     return float(math.fsum(np.abs(law(p, q, kind, eps) - p))) / 2

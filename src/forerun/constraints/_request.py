@@ -71,10 +71,9 @@ class RequestConstraint(Shaper):
         return state.constraint.tests(state.state)
 
     def mask(self, state: Applied) -> np.ndarray | None:
-        if not state.constraint.has_cheap_mask:
-            return None
-        state.counts.masks += 1
-        return state.constraint.allowed(state.state)
+        found = state.constraint.mask(state.state)
+        state.counts.masks += found is not None
+        return found
 
     def report(self, seq: Sequence, text: str) -> Report | None:
         applied = seq.states[seq.shapers.index(self)]

@@ -74,6 +74,9 @@ class Constraint(Shaper):
     def forced(self, state: Any) -> Many[int]:
         return ()
 
+    def mask(self, state: Any) -> np.ndarray | None:
+        return self.allowed(state) if self.has_cheap_mask else None
+
     def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
         shaped = np.full_like(logits, -np.inf)
         np.copyto(shaped, logits, where=self.allowed(state))

@@ -16,6 +16,8 @@ from forerun.core.tree import POINT, Proposal, Tree
 
 Path = tuple[int, ...]  # tokens below the root
 States = tuple[Any, ...]  # of the shapers
+MAX_TESTS = 16  # of single tokens; more cost as much as a mask
+MAX_TESTS_WITHOUT_MASK = 256  # a rejected draft costs less than more tests
 
 
 class AllowedTokens:
@@ -54,11 +56,28 @@ class AllowedTokens:
         """q without forbidden tokens, renormalised; None if no token is left."""
         if q is None:
             return None
-        kept = np.array([self.allows(path, token) for token in q.ids.tolist()], dtype=bool)
+        kept = self._kept(path, q.ids)
         mass = q.probs[kept].sum()
         if kept.all() or not mass > 0:
             return q if mass > 0 else None
         return Proposal(q.ids[kept], q.probs[kept] / mass, q.level)
+
+    def _kept(self, path: Path, ids: np.ndarray) -> np.ndarray:
+        """Which of the tokens are allowed, bool [n]: by a mask if they are many.
+
+        Too many for tests without a mask are kept: a forbidden one that is drawn is rejected.
+        """
+        kept = np.ones(len(ids), dtype=bool)
+        for shaper, state in zip(self._shapers, self.states(path), strict=True):
+            if state is None or not shaper.forbids:
+                continue
+            mask = shaper.mask(state) if len(ids) > MAX_TESTS else None
+            if mask is not None:
+                kept &= mask[ids]
+            elif len(ids) <= MAX_TESTS_WITHOUT_MASK:
+                for i in np.flatnonzero(kept).tolist():
+                    kept[i] = shaper.allows(state, int(ids[i]))
+        return kept
 
     def states(self, path: Path) -> States:
         """The shaper states after the path."""

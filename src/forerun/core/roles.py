@@ -266,5 +266,5 @@ class Shaper(ABC):
         return False
 
     def mask(self, state: Any) -> np.ndarray | None:
-        """The allowed tokens bool [V] where `tests` is true; None if that needs V tests."""
+        """The allowed tokens bool [V]; None if that needs V tests."""
         return None

@@ -156,6 +156,9 @@ class Processors(Shaper):
     def allows(self, state: Place, token: int) -> bool:
         return self.constraint is None or self.constraint.allows(state.inner, token)
 
+    def mask(self, state: Place) -> np.ndarray | None:
+        return None if self.constraint is None else self.constraint.mask(state.inner)
+
     def forced(self, state: Place) -> Many[int]:
         return () if self.constraint is None else self.constraint.forced(state.inner)
 

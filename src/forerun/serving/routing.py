@@ -154,6 +154,12 @@ class Gate(Shaper):
     def allows(self, state: Any, token: int) -> bool:
         return self.inner.allows(state, token)
 
+    def mask(self, state: Any) -> np.ndarray | None:
+        return self.inner.mask(state)
+
+    def forced(self, state: Any) -> Many[int]:
+        return self.inner.forced(state)
+
 
 def constrain(shapers: Many[Shaper], seq: Sequence, names: Many[str]) -> None:
     """Applies the constraints of these names to a sequence that has not joined yet."""

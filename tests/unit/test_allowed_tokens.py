@@ -24,6 +24,9 @@ class Even(Shaper):
     def __init__(self, has_mask: bool) -> None:
         self.has_mask, self.tests_made, self.masks_made = has_mask, 0, 0
 
+    def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(VOCAB) % 2 == 0, logits, -np.inf)
+
     def allows(self, state: Any, token: int) -> bool:
         self.tests_made += 1
         return token % 2 == 0

@@ -97,11 +97,8 @@ class After(Constraint):
         return self.inner.is_complete(state.state)
 
     def error(self, state: Free | Inside) -> str:
-        return self.inner.error(state.state) if isinstance(state, Inside) else ""
-
-    def reason(self, state: Free | Inside) -> str:
         if isinstance(state, Inside):
-            return self.inner.reason(state.state)
+            return self.inner.error(state.state)
         return "" if self.is_optional else f"the marker {self.marker.decode()!r} did not come"
 
     def _forbidden(self, tail: bytes) -> list[int]:

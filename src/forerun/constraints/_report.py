@@ -31,8 +31,7 @@ class Report:
     not; with "smc" the log of the estimated probability that the model's text is allowed.
     num_masks, num_tests: masks computed, and tokens tested without a mask. allowed_mass: if
     requested, the probability of the allowed tokens at each token. error: why the constraint gave
-    up, if it did. reason: why the text is not valid, if that is known. particles: with "smc", those
-    that the text was drawn from.
+    up, if it did. particles: with "smc", those that the text was drawn from.
     """
 
     valid: bool
@@ -41,7 +40,6 @@ class Report:
     num_tests: int = 0
     allowed_mass: list[float] | None = None
     error: str = ""
-    reason: str = ""
     particles: tuple[Particle, ...] | None = None
 
     @property

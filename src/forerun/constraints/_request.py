@@ -85,9 +85,8 @@ class RequestConstraint(Shaper):
             state = own.start(Sequence(tokens, seq.num_prompt, seq.sampling, seq.dice, seq.limit))
         mass = seq.allowed_mass[: len(seq.generated)] if seq.sampling.allowed_mass else None
         done = own.is_complete(state)
-        reason = "" if done else own.reason(state)
         logw = seq.logw if done or not own.tests(state) else -math.inf
-        return Report(done, logw, counts.masks, counts.tests, mass, own.error(state), reason)
+        return Report(done, logw, counts.masks, counts.tests, mass, own.error(state))
 
 
 def prepared(

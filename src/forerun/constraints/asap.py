@@ -194,9 +194,6 @@ class Asap(Constraint):
     def error(self, state: Place) -> str:
         return self.inner.error(state.inner)
 
-    def reason(self, state: Place) -> str:
-        return self.inner.reason(state.inner)
-
     def begin(self, text: bytes) -> Any:
         raise NotImplementedError("a marker is inside of ASAp, not around it")
 

@@ -67,9 +67,6 @@ class Awrs(Constraint):
     def error(self, state: Any) -> str:
         return self.inner.error(state)
 
-    def reason(self, state: Any) -> str:
-        return self.inner.reason(state)
-
     def begin(self, text: bytes) -> Any:
         return self.inner.begin(text)
 

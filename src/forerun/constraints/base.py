@@ -67,10 +67,6 @@ class Constraint(Shaper):
         """Why the constraint gave up on the text, if it did."""
         return ""
 
-    def reason(self, state: Any) -> str:
-        """Why the text is not a whole allowed one, if more is known than that it is none."""
-        return self.error(state)
-
     def forced(self, state: Any) -> Many[int]:
         return ()
 

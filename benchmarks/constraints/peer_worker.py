@@ -10,6 +10,7 @@ answer has a text, its tokens and seconds for each problem. forerun is not impor
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +20,8 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
-    request, out = json.load(sys.stdin), sys.stdout
-    sys.stdout = sys.stderr  # what the libraries print
+    request, out = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries and their processes print
     engine = {"llguidance": hugging_face, "xgrammar": hugging_face, "vllm": vllm}[sys.argv[1]]
     json.dump(engine(sys.argv[1], request), out)
 

@@ -231,7 +231,7 @@ class Model:
     def _shaper_name(self, shaper: Shaper) -> str:
         """A text that tells a shaper from others: the string that it was made from, if any."""
         specs = (spec for spec, one in self._constraints.items() if one is shaper)
-        return next(specs, f"{type(shaper).__name__} {id(shaper)}")
+        return next(specs, None) or shaper.key()
 
     def _drop_stale_state(self) -> None:
         """After a weight update, drops what drafters and ASAp learned from the old weights.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from collections import defaultdict
+from collections.abc import Sequence as Many
 
+import numpy as np
 import pytest
 from test_grammar_laws import TOKENIZER, bound
 
 from drafts import CHAIN, DRAFTERS, TREE, Draft, made, stand
-from fakes import FakeTarget, run_all, sequence
+from fakes import FakeTarget, exact_law, run_all, sequence
 from forerun import registry
+from forerun.constraints._after import After
 from forerun.constraints._penalties import Adjust
 from forerun.constraints._request import RequestConstraint
 from forerun.constraints.asap import Asap
-from forerun.core.dice import EnumeratedDice
+from forerun.constraints.regex import Regex
+from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.sampling import Sampling
 from forerun.engine.engine import Engine
 from harness import EXACT, PROMPT, TARGET, Given
@@ -78,3 +85,47 @@ def test_the_second_text_is_not_drawn_as_the_first() -> None:
         first[one] += p
         second[two] += p
     assert max(abs(first[t] - second[t]) for t in first) > 0.01
+
+
+def after_a_marker(tokens: Many[int]) -> np.ndarray:
+    """Tokens a, b and the end; at most two letters a before the first b, and four in all."""
+    text = list(tokens[len(PROMPT) :])
+    never = 1e-300  # instead of 0, which has no logarithm
+    if len(text) >= 4:
+        return np.array([never, never, 1.0])
+    if 1 in text:
+        return np.array([0.3, 0.5, 0.2] if len(text) % 2 else [0.2, 0.2, 0.6])
+    return np.array([0.5, 0.3, 0.2] if len(text) < 2 else [never, 0.6, 0.4])
+
+
+def conditional_law(pattern: str) -> dict[tuple[int, ...], float]:
+    """Texts of `pattern` with their end, and their probability given that a text is one."""
+    found = {}
+    for length in range(5):
+        for text in itertools.product((0, 1), repeat=length):
+            if re.fullmatch(pattern, "".join("ab"[t] for t in text)):
+                whole = (*text, 2)
+                steps = (after_a_marker([*PROMPT, *whole[:i]])[t] for i, t in enumerate(whole))
+                found[whole] = math.prod(steps)
+    return {text: p / sum(found.values()) for text, p in found.items()}
+
+
+@pytest.mark.parametrize("is_optional", [False, True])
+def test_the_law_after_a_marker_becomes_the_conditional_one(is_optional: bool) -> None:
+    """A text that ends before its marker is not valid, unless the marker is optional."""
+    inner = After("b", Regex("ab?|bb"), is_optional=is_optional).bind(TOKENIZER, 3)
+    constraint = Asap(inner)
+    engine = Engine(
+        FakeTarget(after_a_marker),
+        registry.make("drafter", "none"),
+        registry.make("verifier", "recursive"),
+        Given(CHAIN),
+        shapers=(RequestConstraint(TOKENIZER),),
+    )
+    asked = Sampling(constraint=constraint)
+    run_all(engine, [sequence(PROMPT, 6, SeededDice(i), asked) for i in range(300)])
+    found = exact_law(after_a_marker, PROMPT, 5, asked, (RequestConstraint(TOKENIZER),))
+    wanted = conditional_law("a*b(ab?|bb)|a*" if is_optional else "a*b(ab?|bb)")
+    for text, p in wanted.items():
+        total = sum(q for tokens, q in found.items() if tokens[: len(text)] == text)
+        assert total == pytest.approx(p, abs=1e-9)

@@ -19,7 +19,7 @@ import pytest
 from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.constraints._request import RequestConstraint
-from forerun.constraints.asap import MAX_BYTES, Asap, Trie
+from forerun.constraints.asap import MAX_BYTES, Asap, AsapMemory, Trie
 from forerun.constraints.base import Constraint
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
@@ -345,3 +345,60 @@ def test_what_was_learned_is_saved_and_loaded() -> None:
         and loaded.num_nodes == trie.num_nodes
     )
     assert draw(constraint, law, 5, 30, seed=2) == draw(other, law, 5, 30, seed=2)
+
+
+def reloaded(trie: Trie) -> Trie:
+    """A trie after a file."""
+    memory, other = AsapMemory(), AsapMemory()
+    memory.tries["words", "", (0,), 1.0] = trie
+    other.restore(memory.snapshot())
+    (found,) = other.tries.values()
+    return found
+
+
+def test_bounds_far_below_rounding_survive_a_file() -> None:
+    """What is left of 1 is 1e-40: the masses alone would give 0, which forbids all texts."""
+    words = [(0,) * 40, (0, 1) * 20, (1, *(0,) * 39)]
+    law, trie = coin(0.1, 40), Trie()
+    for number in (0, 2):
+        visit(trie, words, law, words[number])
+    loaded = reloaded(trie)
+    prefixes = {word[:n] for word in words for n in range(41)}
+    assert all(loaded.bound(path) == trie.bound(path) > 0 for path in prefixes)
+    for one in (trie, loaded):
+        visit(one, words, law, words[1])
+        assert law_of(one, words, law) == pytest.approx(conditional(words, law), rel=1e-9)
+
+
+def test_bounds_without_their_probabilities_stay_above_the_true_ones() -> None:
+    """Subtractions alone lose all digits; a bound of 0 would forbid allowed texts."""
+    words = [(0,) * 40, (0, 1) * 20, (1, *(0,) * 39)]
+    law, trie = coin(0.1, 40), Trie()
+    for word in words:
+        for length in range(20):
+            prefix = word[:length]
+            ids = np.flatnonzero(Words(words).allowed(prefix))
+            trie.expand(prefix, ids, law(prefix)[ids])
+    trie.clear()
+    for word in words:
+        for length in range(20, 41):
+            prefix = word[:length]
+            ids = np.flatnonzero(Words(words).allowed(prefix))
+            trie.expand(prefix, ids, law(prefix)[ids])
+    chances = {w: math.prod(law(w[:i])[t] for i, t in enumerate(w)) for w in words}
+    for path in {word[:n] for word in words for n in range(20)}:
+        weight = math.prod(law(path[:i])[t] for i, t in enumerate(path))
+        true = sum(p for w, p in chances.items() if w[: len(path)] == path) / weight
+        assert trie.bound(path) >= true * (1 - 1e-9) > 0
+
+
+def test_restored_tries_take_the_place_of_old_ones() -> None:
+    """The probabilities of replaced tries no longer count."""
+    constraint = Asap(Words(TRAP3))
+    draw(constraint, coin(0.5, 3), 3, 5, seed=1)
+    fresh, kept = AsapMemory(), constraint.memory.snapshot()
+    for memory in (fresh, constraint.memory):
+        memory.restore(kept)
+    for memory in (fresh, constraint.memory):  # bytes are counted when a sequence starts
+        memory.trie(constraint.inner, "", sequence((0,), 4, SeededDice(0)))
+    assert constraint.memory.num_bytes == fresh.num_bytes > 0

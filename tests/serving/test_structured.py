@@ -279,6 +279,14 @@ def test_a_grammar_that_starts_after_a_text(server: Served) -> None:
     assert any(found["constraint"]["valid"] for found in stats)
 
 
+def test_a_text_without_the_marker_is_answered_as_not_valid(server: Served) -> None:
+    body = {"guided_choice": ["one"], "constraint_start": "no such marker", **STATISTICS}
+    answer = server.client().chat.completions.create(**ASK, seed=1, extra_body=body)
+    (found,) = answer.model_extra["speculation"]["choices"]
+    assert not found["constraint"]["valid"] and "error" not in found["constraint"]
+    assert found["constraint"]["missing"] == "the marker 'no such marker' did not come"
+
+
 def test_samplings_of_the_server_are_listed_and_work(server: Served) -> None:
     """A weighted one gives each finished text its weight."""
     (model,) = server.client().models.list().data

@@ -425,3 +425,36 @@ def test_a_choice_may_have_thousands_of_options(tokenizer: Tokenizer) -> None:
     state = state_after(bound, tokenizer, options[4321])
     assert bound.is_complete(state) and not bound.error(state)
     assert not bound.is_complete(state_after(bound, tokenizer, "option number"))
+
+
+def test_asap_tells_predicates_apart(model: forerun.Model) -> None:
+    """Predicates of later calls may lie at the same address; each has its own bounds."""
+    for letter in (b"a", b"b", b"c", b"d"):
+        (text,) = {
+            sample.text
+            for sample in model.generate(
+                ["Ann"],
+                constraint=Predicate(
+                    lambda text, letter=letter: letter.startswith(text),
+                    lambda text, letter=letter: text == letter,
+                ),
+                constraint_sampling="asap",
+                n=2,
+                max_new_tokens=4,
+            )[0].samples
+        }
+        assert text == letter.decode()
+    assert len(model.asap.tries) == 4
+
+
+def test_an_error_of_a_predicate_belongs_to_one_text(model: forerun.Model) -> None:
+    def prefix(text: bytes) -> bool:
+        if text == b"b":
+            raise ValueError("no b")
+        return True
+
+    bound = Predicate(prefix).bind(model.tokenizer, model.target.vocab_size)
+    first, second = (bound.begin(b"") for _ in range(2))
+    (b,) = model.tokenizer.encode_inside("b")
+    assert not bound.allows(first, b)
+    assert bound.error(first) == "ValueError: no b" and not bound.error(second)

@@ -154,7 +154,7 @@ def logprob_lines(sample: Sample, decode: Callable[[list[int]], str]) -> list[st
 
 def invalid_reason(sample: Sample) -> str:
     """Why a constraint does not allow a finished text, as a line."""
-    reason = sample.constraint.error
+    reason = sample.constraint.error or sample.constraint.missing
     if sample.finish == "length":
         reason = reason or f"it was cut after {counted(len(sample.tokens), 'token')}"
         reason += "; raise --max-new-tokens"

@@ -22,7 +22,7 @@ class Free(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """The state after the marker."""
+    """The state after the marker. state: of `inner`; None if no allowed text begins so."""
 
     state: Any
 
@@ -30,9 +30,9 @@ class Inside(NamedTuple):
 class After(Constraint):
     """Applies `inner` to the text after the first occurrence of `marker` in the generated text.
 
-    A token may end the marker and go on; then its rest must begin an allowed text, and other tokens
-    of this kind are forbidden. Before the marker no other token is. A text without it is not valid,
-    unless the marker `is_optional`.
+    A token may end the marker and go on; it is forbidden unless its rest begins an allowed text.
+    All other tokens are allowed up to the end of the marker. A text without the marker is not
+    valid, unless `is_optional`.
     """
 
     def __init__(self, marker: str, inner: Constraint, *, is_optional: bool = False) -> None:
@@ -44,7 +44,7 @@ class After(Constraint):
         self._pieces: list[bytes] = []
         # length of the marker's part before a token -> tokens that end it, and their rest
         self._ends: dict[int, list[tuple[int, bytes]]] = {}
-        self._begun: dict[bytes, Any] = {}
+        self._forbidden: dict[tuple[int, ...], list[int]] = {}
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
         bound = super().bind(tokenizer, vocab_size)
@@ -53,11 +53,11 @@ class After(Constraint):
         bound._pieces = [
             piece or specials.get(token, "").encode() for token, piece in enumerate(pieces)
         ]
-        bound._ends, bound._begun = _endings(bound._pieces, self.marker), {}
+        bound._ends, bound._forbidden = _endings(bound._pieces, self.marker), {}
         return bound
 
     def key(self) -> str:
-        return f"{self.marker.hex()}:{self.inner.key()}"
+        return f"{self.marker.hex()}{'?' if self.is_optional else ''}:{self.inner.key()}"
 
     def start(self, seq: Sequence) -> Free | Inside:
         state: Free | Inside = Free(b"")
@@ -66,53 +66,64 @@ class After(Constraint):
         return state
 
     def advance(self, state: Free | Inside, token: int) -> Free | Inside:
-        if isinstance(state, Inside):
-            return Inside(self.inner.advance(state.state, token))
-        return self.begin(state.tail + self._pieces[token])
+        if isinstance(state, Free):
+            return self._after(state.tail + self._pieces[token])
+        return state if state.state is None else Inside(self.inner.advance(state.state, token))
 
-    def begin(self, text: bytes) -> Free | Inside:
+    def begin(self, text: bytes) -> Free | Inside | None:
+        state = self._after(text)
+        return state if isinstance(state, Free) or state.state is not None else None
+
+    def _after(self, text: bytes) -> Free | Inside:
+        """The state after a text without a marker before it."""
         at = text.find(self.marker)
         if at < 0:
             return Free(text[max(0, len(text) - len(self.marker) + 1) :])
         return Inside(self.inner.begin(text[at + len(self.marker) :]))
 
     def allowed(self, state: Free | Inside) -> np.ndarray:
-        if isinstance(state, Inside):
-            return self.inner.allowed(state.state)
-        found = np.ones(len(self._pieces), dtype=bool)
-        found[self._forbidden(state.tail)] = False
-        return found
+        if isinstance(state, Free):
+            found = np.ones(len(self._pieces), dtype=bool)
+            found[self._forbidden_after(state.tail)] = False
+            return found
+        if state.state is None:
+            return np.zeros(len(self._pieces), dtype=bool)
+        return self.inner.allowed(state.state)
 
     def allows(self, state: Free | Inside, token: int) -> bool:
-        if isinstance(state, Inside):
-            return self.inner.allows(state.state, token)
-        return token not in self._forbidden(state.tail)
+        if isinstance(state, Free):
+            return token not in self._forbidden_after(state.tail)
+        return state.state is not None and self.inner.allows(state.state, token)
 
     def forced(self, state: Free | Inside) -> Many[int]:
-        return self.inner.forced(state.state) if isinstance(state, Inside) else ()
+        if isinstance(state, Free) or state.state is None:
+            return ()
+        return self.inner.forced(state.state)
 
     def is_complete(self, state: Free | Inside) -> bool:
         if isinstance(state, Free):
             return self.is_optional
-        return self.inner.is_complete(state.state)
+        return state.state is not None and self.inner.is_complete(state.state)
 
     def error(self, state: Free | Inside) -> str:
-        if isinstance(state, Inside):
-            return self.inner.error(state.state)
-        return "" if self.is_optional else f"the marker {self.marker.decode()!r} did not come"
+        if isinstance(state, Free) or state.state is None:
+            return ""
+        return self.inner.error(state.state)
 
-    def _forbidden(self, tail: bytes) -> list[int]:
+    def missing(self, state: Free | Inside) -> str:
+        if isinstance(state, Inside) or self.is_optional:
+            return ""
+        return f"the marker {self.marker.decode()!r} did not come"
+
+    def _forbidden_after(self, tail: bytes) -> list[int]:
         """Tokens that end the marker and go on with a text that is not allowed."""
-        found = []
-        for length, ends in self._ends.items():
-            if tail.endswith(self.marker[:length]):
-                found += [token for token, rest in ends if not self._may_begin(rest)]
-        return found
-
-    def _may_begin(self, rest: bytes) -> bool:
-        if rest not in self._begun:
-            self._begun[rest] = self.inner.begin(rest) is not None
-        return self._begun[rest]
+        lengths = tuple(n for n in self._ends if tail.endswith(self.marker[:n]))
+        if lengths not in self._forbidden:
+            # the marker that begins first counts: the one of which most stands in the tail
+            rests = {token: rest for n in sorted(lengths) for token, rest in self._ends[n]}
+            begins = {rest: self.inner.begin(rest) is not None for rest in set(rests.values())}
+            self._forbidden[lengths] = [t for t, rest in rests.items() if not begins[rest]]
+        return self._forbidden[lengths]
 
 
 def _endings(pieces: Many[bytes], marker: bytes) -> dict[int, list[tuple[int, bytes]]]:

@@ -42,6 +42,9 @@ class AllOf(Constraint):
     def error(self, state: tuple[Any, ...]) -> str:
         return next((text for part, one in self._pairs(state) if (text := part.error(one))), "")
 
+    def missing(self, state: tuple[Any, ...]) -> str:
+        return next((text for part, one in self._pairs(state) if (text := part.missing(one))), "")
+
     def begin(self, text: bytes) -> tuple[Any, ...] | None:
         states = tuple(part.begin(text) for part in self.parts)
         return None if None in states else states

@@ -18,13 +18,12 @@ MIN_SHARE = 1e-3  # of a sum that subtractions may leave; below it rounding woul
 class Node:
     """A visited prefix.
 
-    mass: probability of the allowed tokens. known: visited continuations by token. ids, probs: the
-    allowed tokens [k] and their probabilities; None once they were dropped.
+    known: visited continuations by token. ids, probs: the allowed tokens [k] and their
+    probabilities; None once they were dropped.
     """
 
     above: Node | None
     prob: float  # of its last token, given the prefix above
-    mass: float
     bound: float
     exact: float  # the bound when it was last summed; since then falls were subtracted from it
     known: dict[int, Node] = field(default_factory=dict)
@@ -43,8 +42,16 @@ class Node:
         return found
 
     def sum_again(self) -> None:
-        """Sums the bound from its parts if most of it was subtracted since the last time."""
-        if self.bound < MIN_SHARE * self.exact and self.ids is not None and self.probs is not None:
+        """Sums the bound from its parts if most of it was subtracted since the last time.
+
+        Without its probabilities it stays at MIN_SHARE: below, rounding could end at 0.
+        """
+        least = MIN_SHARE * self.exact
+        if self.bound > least:
+            return
+        if self.ids is None or self.probs is None:
+            self.bound = least
+        else:
             self.bound = self.exact = float(self.probs @ self.weights(self.ids))
 
 
@@ -118,7 +125,7 @@ class Trie:
         node = self.root if above is None else above.known.get(token)
         if node is None:
             mass = min(float(probs.sum()), 1.0)
-            node = Node(above, _prob_of(above, token), mass, mass, mass)
+            node = Node(above, _prob_of(above, token), mass, mass)
             if above is None:
                 self.root = node
             else:
@@ -149,20 +156,19 @@ class Trie:
         return found
 
     @classmethod
-    def of(cls, nodes: Many[tuple[int, int, float, float]], rows: Rows | None = None) -> Trie:
-        """A trie of (token, index of the node above, probability of the token, mass)."""
+    def of(
+        cls, nodes: Many[tuple[int, int, float, float, float]], rows: Rows | None = None
+    ) -> Trie:
+        """A trie of (token, index of the node above, prob, bound, exact), parents first."""
         trie, made = cls(rows=rows), list[Node]()
-        for token, at, prob, mass in nodes:
+        for token, at, prob, bound, exact in nodes:
             above = made[at] if at >= 0 else None
-            node = Node(above, prob, mass, mass, mass)
+            node = Node(above, prob, bound, exact)
             if above is None:
                 trie.root = node
             else:
                 above.known[token] = node
             made.append(node)
-        for node in reversed(made):
-            node.bound -= sum(one.prob * (1 - one.bound) for one in node.known.values())
-            node.bound = max(node.bound, 0.0)
         trie.num_nodes = len(made)
         return trie
 

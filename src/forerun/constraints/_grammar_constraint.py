@@ -56,6 +56,7 @@ class GrammarConstraint(Constraint):
     _tokenizer: LLTokenizer
     _vocabulary: Vocabulary
     _vocab_size: int
+    _key: str  # once it was asked for
     _splits: dict[bytes, tuple[int, ...]]  # forced texts as tokens
 
     @abstractmethod
@@ -88,7 +89,9 @@ class GrammarConstraint(Constraint):
         return f"the grammar cannot be used: {message}"
 
     def key(self) -> str:
-        return hashlib.sha256(self.source().encode()).hexdigest()
+        if "_key" not in vars(self):
+            self._key = hashlib.sha256(self.source().encode()).hexdigest()
+        return self._key
 
     def start(self, seq: Sequence) -> State | Ended:
         return self.after(seq.generated)

@@ -48,7 +48,7 @@ DEAD_END = "NoExtension"  # begins the error of a text that no token can continu
 SPECIAL = b"\xff"  # prefix of special tokens, which match no text
 
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
-_compiled: OrderedDict[tuple[str, int, str], LLMatcher] = OrderedDict()
+_compiled: OrderedDict[tuple[str, LLTokenizer, str], LLMatcher] = OrderedDict()
 _lock = Lock()
 # a tenant must not learn from the time of compiling what others use: each has its own entries
 cache_owner: ContextVar[str] = ContextVar("cache_owner", default="")
@@ -78,7 +78,7 @@ def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
     _check_size(grammar)
     with _lock:
         vocabulary = vocabulary_of(tokenizer, vocab_size)
-        key = cache_owner.get(), id(vocabulary), grammar
+        key = cache_owner.get(), vocabulary, grammar
         found = _compiled.get(key)
     if found is None:
         found = _made(vocabulary, grammar)  # other threads go on

@@ -31,7 +31,8 @@ class Report:
     not; with "smc" the log of the estimated probability that the model's text is allowed.
     num_masks, num_tests: masks computed, and tokens tested without a mask. allowed_mass: if
     requested, the probability of the allowed tokens at each token. error: why the constraint gave
-    up, if it did. particles: with "smc", those that the text was drawn from.
+    up, if it did. missing: what the text lacks before the constraint applies, such as the marker.
+    particles: with "smc", those that the text was drawn from.
     """
 
     valid: bool
@@ -40,6 +41,7 @@ class Report:
     num_tests: int = 0
     allowed_mass: list[float] | None = None
     error: str = ""
+    missing: str = ""
     particles: tuple[Particle, ...] | None = None
 
     @property

@@ -82,11 +82,12 @@ class RequestConstraint(Shaper):
         own, state, counts = applied
         if seq.end is not None:  # a stop string has cut the text
             tokens = seq.tokens[: seq.num_prompt] + self.tokenizer.encode_inside(text)
-            state = own.start(Sequence(tokens, seq.num_prompt, seq.sampling, seq.dice, seq.limit))
+            state = own.start(replace(seq, tokens=tokens, end=None))
         mass = seq.allowed_mass[: len(seq.generated)] if seq.sampling.allowed_mass else None
         done = own.is_complete(state)
         logw = seq.logw if done or not own.tests(state) else -math.inf
-        return Report(done, logw, counts.masks, counts.tests, mass, own.error(state))
+        error, missing = own.error(state), own.missing(state)
+        return Report(done, logw, counts.masks, counts.tests, mass, error, missing)
 
 
 def prepared(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 512 << 20  # of the tries of one memory
 MAX_TRIES = 256  # prompts; beyond it the least recently used are dropped
+COLUMNS = ("token", "above", "prob", "bound", "exact")  # of a node, in a file
 NODE_BYTES, KEY_TOKEN_BYTES = 800, 40  # of a visited prefix, and of a token of a prompt
 
 
@@ -104,7 +105,8 @@ class AsapMemory:
             "token": np.array([token for _, _, token, _ in nodes], np.int32),
             "above": np.array([above for *_, above in nodes], np.int64),
             "prob": np.array([node.prob for _, node, *_ in nodes]),
-            "mass": np.array([node.mass for _, node, *_ in nodes]),
+            "bound": np.array([node.bound for _, node, *_ in nodes]),
+            "exact": np.array([node.exact for _, node, *_ in nodes]),
         }
         counts = {"tokens": len(nodes), "prompts": len(mine)}
         return Snapshot("asap", arrays, {"tries": [list(key) for key, _ in mine]}, counts)
@@ -113,12 +115,12 @@ class AsapMemory:
         """Replaces the tries of a tenant."""
         snapshot.expect("asap")
         held = snapshot.arrays
-        columns = (held[name].tolist() for name in ("token", "above", "prob", "mass"))
+        columns = (held[name].tolist() for name in COLUMNS)
         rows = list(zip(*columns, strict=True))
         keys = [tuple(map(_hashable, key)) for key in snapshot.settings["tries"]]
         starts = np.searchsorted(held["trie"], np.arange(len(keys) + 1))
         for key in [key for key in self.tries if key[1] == tenant]:
-            del self.tries[key]
+            self.tries.pop(key).clear()
         for i, (constraint, _, *others) in enumerate(keys):
             part = rows[starts[i] : starts[i + 1]]
             self.tries[constraint, tenant, *others] = Trie.of(part, self._rows)
@@ -155,7 +157,7 @@ class Asap(Constraint):
         return Place(inner, state.trie, state.temperature, state, token)
 
     def logits(self, state: Place, logits: np.ndarray) -> np.ndarray:
-        ids = np.flatnonzero(self.inner.allowed(state.inner))
+        ids = np.flatnonzero(self.allowed(state))
         shaped = np.full_like(logits, -np.inf)
         shaped[ids] = logits[ids]
         node = self._visit(state, ids, logits)
@@ -167,20 +169,29 @@ class Asap(Constraint):
         return shaped
 
     def _visit(self, place: Place, ids: np.ndarray, logits: np.ndarray) -> Node | None:
-        """The node of a place; None if the one above is not known, or the constraint gave up."""
+        """The node of a place; None if the one above is not known, or after an end token.
+
+        A place where the constraint gave up is not visited: what it forbids there is unknown.
+        """
         above = None if place.above is None else _node_of(place.above)
-        if (place.above is not None and above is None) or self.inner.error(place.inner):
+        if place.above is not None and above is None:
             return None
-        if place.token in self.eos_ids:
-            return None  # an ended text is complete for ever
+        if place.token in self.eos_ids or self.inner.error(place.inner):
+            return _node_of(place)
         probs = softmax(logits.astype(np.float64), place.temperature)[ids]
         place.node = place.trie.visit(above, place.token, ids, probs)
         return place.node
 
     def allowed(self, state: Place) -> np.ndarray:
-        return self.inner.allowed(state.inner)
+        """Without end tokens where the text would not be valid, as before a marker."""
+        found = self.inner.allowed(state.inner)
+        if not self.inner.is_complete(state.inner):
+            found[list(self.eos_ids)] = False
+        return found
 
     def allows(self, state: Place, token: int) -> bool:
+        if token in self.eos_ids and not self.inner.is_complete(state.inner):
+            return False
         node = _node_of(state)
         known = None if node is None else node.known.get(token)
         return (known is None or known.bound > 0) and self.inner.allows(state.inner, token)
@@ -193,6 +204,9 @@ class Asap(Constraint):
 
     def error(self, state: Place) -> str:
         return self.inner.error(state.inner)
+
+    def missing(self, state: Place) -> str:
+        return self.inner.missing(state.inner)
 
     def begin(self, text: bytes) -> Any:
         raise NotImplementedError("a marker is inside of ASAp, not around it")

@@ -67,6 +67,9 @@ class Awrs(Constraint):
     def error(self, state: Any) -> str:
         return self.inner.error(state)
 
+    def missing(self, state: Any) -> str:
+        return self.inner.missing(state)
+
     def begin(self, text: bytes) -> Any:
         return self.inner.begin(text)
 

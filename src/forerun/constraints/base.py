@@ -39,6 +39,7 @@ class Constraint(Shaper):
                 "a constraint needs an end token, but this tokenizer has none; declare "
                 "eos_token_id in the model's config.json"
             )
+        self.key()  # which the copy keeps
         bound = copy(self)
         bound.eos_ids = tokenizer.eos_ids
         return bound
@@ -59,12 +60,12 @@ class Constraint(Shaper):
     def begin(self, text: bytes) -> Any:
         """The state after the first bytes of a text; None if no allowed text begins with them."""
 
-    def key(self) -> str:
-        """A text that tells it from constraints with other allowed texts."""
-        return f"{type(self).__name__} {id(self)}"
-
     def error(self, state: Any) -> str:
         """Why the constraint gave up on the text, if it did."""
+        return ""
+
+    def missing(self, state: Any) -> str:
+        """What the text still needs before the constraint applies to it, if anything."""
         return ""
 
     def forced(self, state: Any) -> Many[int]:

@@ -96,6 +96,7 @@ class Corpus(Constraint):
                 f"the corpus has token {self.index.largest_id}, but the ids of this model end at "
                 f"{vocab_size - 1}; index the text with the model's tokenizer"
             )
+        self.key()  # which the copy keeps
         bound = copy(self)
         bound.eos_ids, bound._tokenizer, bound._vocab_size = (
             (self.index.eos,),

@@ -25,9 +25,10 @@ Test = Callable[[bytes], bool]
 
 
 class Prefix(NamedTuple):
-    """The bytes generated so far."""
+    """The bytes generated so far. errors: of the predicate, shared by the states of a sequence."""
 
     text: bytes
+    errors: list[str]
     has_ended: bool = False
 
 
@@ -37,7 +38,7 @@ class Predicate(Constraint):
     prefix(text) must be true unless no allowed text begins so; it may see part of a character.
     complete(text): whether the text may end here; default `prefix`. file: a Python file that
     defines `prefix`, and `complete` if it differs. An exception of either counts as False; the
-    first is reported.
+    first one of a text is reported.
     """
 
     has_cheap_mask = False
@@ -55,7 +56,6 @@ class Predicate(Constraint):
             prefix, complete = _functions_of(Path(file))
         assert prefix is not None
         self.prefix, self.complete = prefix, complete or prefix
-        self._error = ""
         self._pieces: list[bytes | None] = []
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
@@ -64,15 +64,15 @@ class Predicate(Constraint):
         return bound
 
     def start(self, seq: Sequence) -> Prefix:
-        state = Prefix(b"")
+        state = Prefix(b"", [])
         for token in seq.generated:
             state = self.advance(state, token)
         return state
 
     def advance(self, state: Prefix, token: int) -> Prefix:
         if state.has_ended or token in self.eos_ids:
-            return Prefix(state.text, has_ended=True)
-        return Prefix(state.text + (self._pieces[token] or b""))
+            return state._replace(has_ended=True)
+        return state._replace(text=state.text + (self._pieces[token] or b""))
 
     def allowed(self, state: Prefix) -> np.ndarray:
         return np.array([self.allows(state, token) for token in range(len(self._pieces))])
@@ -83,22 +83,25 @@ class Predicate(Constraint):
         piece = self._pieces[token]
         if not piece or state.has_ended:
             return False
-        return self._holds(self.prefix, state.text + piece)
+        return self._holds(self.prefix, state.text + piece, state.errors)
 
     def error(self, state: Prefix) -> str:
-        return self._error
+        return state.errors[0] if state.errors else ""
 
     def begin(self, text: bytes) -> Prefix | None:
-        return Prefix(text) if not text or self._holds(self.prefix, text) else None
+        errors: list[str] = []
+        can_begin = not text or self._holds(self.prefix, text, errors)
+        return Prefix(text, errors) if can_begin else None
 
     def is_complete(self, state: Prefix) -> bool:
-        return self._holds(self.complete, state.text)
+        return self._holds(self.complete, state.text, state.errors)
 
-    def _holds(self, test: Test, text: bytes) -> bool:
+    def _holds(self, test: Test, text: bytes, errors: list[str]) -> bool:
         try:
             return bool(test(text))
         except Exception as error:
-            self._error = self._error or f"{type(error).__name__}: {in_a_line(error)}"
+            if not errors:
+                errors.append(f"{type(error).__name__}: {in_a_line(error)}")
             return False
 
 

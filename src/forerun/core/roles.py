@@ -6,6 +6,7 @@ drafters are in `mixins.py`, sources and growers in `growing.py`.
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
@@ -252,6 +253,14 @@ class Shaper(ABC):
     def allows(self, state: Any, token: int) -> bool:
         """Whether `token` keeps a positive probability."""
         return True
+
+    def key(self) -> str:
+        """A text that tells it from shapers with another effect, in any process.
+
+        The default is random, and kept by copies.
+        """
+        random = f"{type(self).__name__} {secrets.token_hex(8)}"
+        return vars(self).setdefault("_key", random)
 
     def forced(self, state: Any) -> Many[int]:
         """Tokens that the only possible text begins with, if it is known."""

@@ -217,7 +217,8 @@ def constraint(report: Report | None) -> dict[str, Any]:
         "masks": report.num_masks,
         "tests": report.num_tests,
     }
-    return {"constraint": found | ({"error": report.error} if report.error else {})}
+    notes = {"error": report.error, "missing": report.missing}
+    return {"constraint": found | {name: text for name, text in notes.items() if text}}
 
 
 def usage(count: TokenCounts) -> dict[str, Any]:

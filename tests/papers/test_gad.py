@@ -375,7 +375,7 @@ def test_bounds_without_their_probabilities_stay_above_the_true_ones() -> None:
     words = [(0,) * 40, (0, 1) * 20, (1, *(0,) * 39)]
     law, trie = coin(0.1, 40), Trie()
     for word in words:
-        for length in range(20):
+        for length in range(21):
             prefix = word[:length]
             ids = np.flatnonzero(Words(words).allowed(prefix))
             trie.expand(prefix, ids, law(prefix)[ids])

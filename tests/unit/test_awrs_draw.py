@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.constraints import awrs
-from forerun.constraints.awrs import NO_TOKEN, Urn, draw
+from forerun.constraints._urn import Urn
+from forerun.constraints.awrs import NO_TOKEN, draw
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.errors import ConfigError, UnknownName
 

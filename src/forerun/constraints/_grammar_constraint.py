@@ -139,8 +139,10 @@ class GrammarConstraint(Constraint):
         return tuple(tokens)
 
     def begin(self, text: bytes) -> State | None:
-        cursor = Cursor(self._start, self._vocabulary)
-        return cursor.begin(self._split(text))
+        tokens = self._split(text)
+        if self._tokenizer.decode_bytes(list(tokens)) != text:
+            return None  # part of a character, which no tokens spell
+        return Cursor(self._start, self._vocabulary).begin(tokens)
 
     def error(self, state: State | Ended) -> str:
         text = state.text if isinstance(state, Ended) else state

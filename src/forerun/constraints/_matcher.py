@@ -255,7 +255,7 @@ class Cursor:
     def forced(self, state: State) -> bytes:
         """The bytes that must follow, up to MAX_FORCED_BYTES and one token.
 
-        llguidance computes them without a limit, so that some grammars keep it busy for ever.
+        llguidance computes them without a limit, so some grammars never let it return.
         """
         if state.forced is None:
             found, here = b"", state

@@ -7,13 +7,14 @@ import json
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import forerun
 from fakes import FakeTarget
-from forerun.constraints import _matcher
+from forerun.constraints import _compiled, _matcher
 from forerun.constraints._after import After
 from forerun.constraints._grammar_constraint import GrammarConstraint
 from forerun.constraints.base import Constraint
@@ -371,7 +372,7 @@ def test_a_text_that_needs_too_much_work_is_given_up(
     """At the limit of one mask, and at that of a text; other texts of the grammar go on."""
     vocab = tokenizer.vocab_size
     bound = hostile().bind(tokenizer, vocab)
-    monkeypatch.setitem(_matcher.LIMITS, "step_max_items", 300)
+    monkeypatch.setitem(_compiled.LIMITS, "step_max_items", 300)
     small = Grammar(hostile().text + "\n").bind(tokenizer, vocab)  # compiled with this limit
     state = small.after([])
     mask = small.allowed(state)
@@ -392,6 +393,62 @@ def test_a_text_that_needs_too_much_work_is_given_up(
     bound.allowed(state)  # the last one
     assert not bound.allowed(state).any() and "processor time" in bound.error(state)
     assert not bound.allows(state, 5) and not bound.forced(state)
+
+
+WIDE_REGEX = r"(.|\n)*[ae](.|\n){12}[io](.|\n)*"  # its states depend on where the letters stood
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_other_texts_do_not_use_up_the_lexer(
+    model: forerun.Model, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts share a lexer; where it is full, they go on with an empty one."""
+    monkeypatch.setitem(_compiled.LIMITS, "max_lexer_states", 1500)
+    constraint = Regex(WIDE_REGEX)
+
+    def texts(**options: Any) -> list[tuple[str, bool, str]]:
+        found = model.generate(
+            "Ann has 3 pens.", constraint=constraint, temperature=1.3, max_new_tokens=60,
+            drafter=drafter, **options,
+        )  # fmt: skip
+        return [(s.text, s.valid, s.constraint.error) for s in found[0].samples]
+
+    dropped: list[None] = []
+    drop = _compiled.Compiled.drop_lexer
+    monkeypatch.setattr(
+        _compiled.Compiled, "drop_lexer", lambda self: (dropped.append(None), drop(self))
+    )
+    before = texts(seed=1, n=4)
+    for seed in range(2, 6):
+        assert not any(error for *_, error in texts(seed=seed, n=8))
+    assert dropped, "the lexer was never full: nothing was tested"
+    if drafter == "none":
+        assert texts(seed=1, n=4) == before
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_the_first_text_beyond_a_limit_names_the_cause_too(
+    model: forerun.Model, drafter: str
+) -> None:
+    pattern = "((((a{1,49}){1,50}){1,50}){1,50}){50}" + ("" if drafter == "none" else "b?")
+    for _ in range(2):
+        sample = one(model, Regex(pattern), drafter=drafter, max_new_tokens=40)
+        assert not sample.valid and "too many expressions" in sample.constraint.error
+
+
+def test_options_of_llguidance_in_a_schema_are_refused() -> None:
+    """They would accept keywords that are not supported."""
+    schema = {"x-guidance": {"lenient": True}, "type": "integer", "not": {}}
+    for given in (schema, json.dumps(schema)):
+        with pytest.raises(DataError, match="'x-guidance'.*leave it out"):
+            JsonSchema(given)
+    JsonSchema({"type": "object", "properties": {"x-guidance": {"type": "string"}}})
+
+
+def test_a_panic_of_llguidance_is_put_plainly(tokenizer: Tokenizer) -> None:
+    text = 'start: "a"' + ' ("b" | "c")?' * 20_000
+    with pytest.raises(DataError, match=r"too large or too deep for llguidance; simplify it$"):
+        Grammar(text).bind(tokenizer, tokenizer.vocab_size)
 
 
 class Shifted(Shaper):

@@ -141,3 +141,8 @@ def test_python_refuses_the_same() -> None:
         model.generate([[0, 1]], constraint_sampling="smc", ignore_eos=True, **own)
     with pytest.raises(ConfigError, match="must be one of"):
         Sampling(constraint_sampling="awrs:n=2")
+
+
+def test_a_drafter_that_is_not_used_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, *SMC, "smc", "--choice", "yes|no", "--drafter", "stand")
+    assert "drafter stand is not used" in err

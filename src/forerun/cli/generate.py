@@ -274,6 +274,8 @@ def _run_local(
     try:
         how = {name: given[name] for name in ("dtype", "device", "weights", "target")}
         searches = constraints.particles([job.sampling for job in jobs])
+        if searches and drafter not in (registry.DEFAULT_DRAFTER, "none"):
+            notice(f"drafter {drafter} is not used: particles grow by one token a step")
         room = max(batch, *(search.n for search in searches), 1)
         loaded = options.load(given["model"], batch=room, **how)
         output.decode = loaded.tokenizer.decode_inside

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from forerun.constraints._matcher import library
+from forerun.constraints._compiled import library
 from forerun.errors import DataError, in_a_line
 
 # a string, a class of characters, a comment, or a name

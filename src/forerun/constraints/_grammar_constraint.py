@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from forerun.constraints._matcher import (
-    Cursor,
-    State,
-    Vocabulary,
+from forerun.constraints._compiled import (
+    Compiled,
     check_grammar,
     compiled,
     library,
     vocabulary_of,
 )
+from forerun.constraints._matcher import Cursor, State, Vocabulary
 from forerun.constraints.base import Constraint
 from forerun.core.records import Sequence
 from forerun.errors import DataError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
     from forerun.models.tokenizer import Tokenizer
 
@@ -52,7 +51,7 @@ class GrammarConstraint(Constraint):
     ways; all of them are allowed.
     """
 
-    _start: LLMatcher
+    _start: Compiled
     _tokenizer: LLTokenizer
     _vocabulary: Vocabulary
     _vocab_size: int

@@ -1,155 +1,27 @@
-"""Grammars compiled by llguidance, and their states at the nodes of draft trees.
+"""The matcher of a text, and its states at the nodes of draft trees.
 
-A grammar is compiled once per tokenizer. A sequence has one matcher (`Cursor`); it moves between
-the nodes of a tree by rolling back to their common beginning. Token bytes are those of our own
-detokenizer, so a match is a match of the text that the user sees.
+A sequence has one matcher (`Cursor`); it moves between the nodes of a tree by rolling back to their
+common beginning.
 """
 
 from __future__ import annotations
 
-import re
-from collections import OrderedDict
 from collections.abc import Sequence as Many
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import Lock
 from time import thread_time
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.errors import ConfigError, DataError, in_a_line
+from forerun.constraints._compiled import FULL, Compiled, reason_of
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-    from forerun.models.tokenizer import Tokenizer
-
-MAX_COMPILED = 256  # grammars
-MAX_GRAMMAR_CHARS = 1 << 20
-# work of one grammar and of one mask; the limits of a mask are about 0.05 s each
-LIMITS = {
-    "initial_lexer_fuel": 10_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 10_000,
-    "max_lexer_states": 50_000,  # about 1 kB each, for each text
-    "verbose_errors": False,
-}
-PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # of an error in a grammar
-QUOTE = re.compile(r"\n +\d+ \| ")  # of the grammar, in an error
 # processor time that a text may use, which bounds the sum over the nodes of a draft tree
 TEXT_SECONDS, TOKEN_SECONDS = 1.0, 0.02
 MAX_FORCED_BYTES = 256  # a draft seldom holds more
 MAX_FORCED_TOKENS = 256  # allowed tokens where the next byte is forced: the beginnings of one text
 PROBES = b'ea "01{\n'  # where two of these bytes may follow, none is forced
+OWN = -1  # number of a lexer that no other text uses
 DEAD_END = "NoExtension"  # begins the error of a text that no token can continue
-SPECIAL = b"\xff"  # prefix of special tokens, which match no text
-
-_vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
-_compiled: OrderedDict[tuple[str, LLTokenizer, str], LLMatcher] = OrderedDict()
-_lock = Lock()
-# a tenant must not learn from the time of compiling what others use: each has its own entries
-cache_owner: ContextVar[str] = ContextVar("cache_owner", default="")
-
-
-def library() -> Any:
-    """The llguidance package. Raises ConfigError if it is not installed."""
-    try:
-        import llguidance
-    except ImportError:
-        raise ConfigError(
-            "grammars need llguidance; install it with: pip install 'forerun[constraints]'"
-        ) from None
-    return llguidance
-
-
-# every token that may continue the text is allowed; by default llguidance forces its own split of
-# a text into tokens, which would change the law. The last line with an option holds.
-OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-
-
-def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> LLMatcher:
-    """The matcher of a Lark grammar at the start of a text; copy it before use. Cached by content.
-
-    Raises DataError for a grammar that llguidance refuses.
-    """
-    _check_size(grammar)
-    with _lock:
-        vocabulary = vocabulary_of(tokenizer, vocab_size)
-        key = cache_owner.get(), vocabulary, grammar
-        found = _compiled.get(key)
-    if found is None:
-        found = _made(vocabulary, grammar)  # other threads go on
-    with _lock:
-        found = _compiled.setdefault(key, found)
-        _compiled.move_to_end(key)
-        if len(_compiled) > MAX_COMPILED:
-            _compiled.popitem(last=False)
-        return found
-
-
-def check_grammar(grammar: str) -> None:
-    """Raises DataError for a grammar that llguidance refuses; needs no tokenizer."""
-    _check_size(grammar)
-    guidance = library()
-    limits = guidance.LLParserLimits(**LIMITS)
-    if refusal := guidance.LLMatcher.validate_grammar(grammar + OPTIONS, limits=limits):
-        raise DataError(_reason(refusal))
-
-
-def _made(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    guidance = library()
-    limits = guidance.LLParserLimits(**LIMITS)
-    found = guidance.LLMatcher(vocabulary, grammar + OPTIONS, log_level=0, limits=limits)
-    if found.is_error():
-        raise DataError(_reason(found.get_error()))
-    return found
-
-
-def _check_size(grammar: str) -> None:
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        raise DataError(
-            f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are compiled"
-        )
-
-
-def _reason(message: str) -> str:
-    """The message of llguidance without its quote of the grammar and its marks, in a line."""
-    plain = QUOTE.split(message)[0].replace("<non-verbose/>", "").strip()
-    found = PLACE.match(plain)
-    if found is not None:
-        plain = f"line {found[1]}, column {found[2]}: {plain[found.end() :]}"
-    return in_a_line(ValueError(plain)) if plain else ""
-
-
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
-    """The tokens of a model as llguidance takes them. Raises ConfigError."""
-    known = _vocabularies.setdefault(tokenizer, {})
-    if vocab_size not in known:
-        guidance = library()
-        wrapper = guidance._tokenizer.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
-        known[vocab_size] = guidance.LLTokenizer(
-            wrapper, n_vocab=vocab_size, eos_token=list(tokenizer.eos_ids)
-        )
-    return known[vocab_size]
-
-
-class _Vocabulary:
-    """The tokenizer interface of llguidance."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self.eos_token_id, self.bos_token_id = tokenizer.eos_ids[0], None
-        self.special_token_ids = [i for i in tokenizer.specials if i < vocab_size]
-        self.tokens = [piece or b"" for piece in tokenizer.token_bytes(vocab_size)]
-        for i in {*self.special_token_ids, *tokenizer.eos_ids}:
-            self.tokens[i] = SPECIAL + tokenizer.specials.get(i, f"<{i}>").encode()
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: str) -> list[int]:
-        """Ids of a text that continues another."""
-        return self._tokenizer.encode_inside(text)
 
 
 class Vocabulary:
@@ -206,12 +78,15 @@ class State:
 class Cursor:
     """The matcher of one sequence.
 
-    A state that needs more work than LIMITS allow is given up, all are after TEXT_SECONDS.
+    A state that needs more work than LIMITS allow is given up, all are after TEXT_SECONDS. Both
+    depend on this text only: where the shared lexer is full, the text gets a lexer of its own.
     """
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary) -> None:
-        self._start, self._matcher = start, start.deep_copy()
-        self.vocabulary = vocabulary
+    def __init__(self, grammar: Compiled, vocabulary: Vocabulary) -> None:
+        self._grammar, self.vocabulary = grammar, vocabulary
+        self._start, self._lexer = grammar.matcher(), grammar.num_dropped
+        self._matcher = self._start.deep_copy()
+        self._retried: State | None = None  # with an empty lexer
         self._root = self._at = State(self)
         self._seconds, self._depth = 0.0, 0  # used, and of the longest text
         self._timeout = ""  # the error of all states, once the time is used up
@@ -237,19 +112,29 @@ class Cursor:
         with suppress(ValueError):  # it may also return a mask that allows end tokens only
             packed = self._matcher.compute_bitmask()
         if not packed or self._matcher.is_error():
+            if self._may_retry(state):
+                return self.mask(state, vocab_size)
             self._give_up(state)
             packed = bytes(-(-vocab_size // 8))
         self._charge(start)
+        self._retried = None
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
         return bits[:vocab_size].view(bool)
 
     def allows(self, state: State, token: int) -> bool:
-        """Whether a token may follow; it is no end token."""
+        """Whether a token may follow; it is no end token. False if that needs too much work.
+
+        Only a mask or a token of the text gives a text up, so that drafts do not decide on it.
+        """
         if not self._move(state):
             return False
         start = thread_time()
         is_allowed = self._matcher.validate_tokens([token]) == 1
         self._charge(start)
+        if self._matcher.is_error():
+            if self._may_retry(state):
+                return self.allows(state, token)
+            self._restart()
         return is_allowed
 
     def forced(self, state: State) -> bytes:
@@ -297,6 +182,9 @@ class Cursor:
         """Moves the matcher to a state; returns whether the grammar allows it."""
         if self._timeout:
             return False
+        if self._lexer not in (OWN, self._grammar.num_dropped):
+            self._start, self._lexer = self._grammar.matcher(), self._grammar.num_dropped
+            self._restart()
         start = thread_time()
         path: list[State] = []
         here, there, num_back = self._at, state, 0  # until they meet
@@ -311,14 +199,18 @@ class Cursor:
                 here = here.above
         if num_back:
             self._matcher.rollback(num_back)
-        self._at = here
+        self._at, illegal = here, None
         for here in reversed(path):
-            here.is_legal = here.is_legal and self._matcher.try_consume_tokens([here.token]) == 1
-            if not here.is_legal:
+            if not here.is_legal or self._matcher.try_consume_tokens([here.token]) != 1:
+                illegal = here
                 break
             self._at = here
         if self._matcher.is_error():
-            self._give_up(here)
+            if self._may_retry(state):
+                return self._move(state)
+            self._give_up(illegal or self._at)
+        if illegal is not None:
+            illegal.is_legal = False
         self._charge(start)
         return self._at is state and state.is_legal
 
@@ -332,10 +224,32 @@ class Cursor:
                 "tokens; simplify it"
             )
 
+    def _may_retry(self, state: State) -> bool:
+        """After an error: whether the lexer was full and is empty now, so that it may not be again.
+
+        The lexer keeps states of other texts and drafts. What is given up must not depend on them,
+        so a state is tried again with an empty lexer, once.
+        """
+        if not reason_of(self._matcher.get_error()).startswith(FULL):
+            return False
+        start, is_first = thread_time(), self._retried is not state
+        if self._lexer == self._grammar.num_dropped:
+            self._grammar.drop_lexer()
+        self._start, self._lexer = self._grammar.own_matcher(), OWN
+        self._retried = state if is_first else None
+        if is_first:
+            self._restart()
+        self._charge(start)
+        return is_first
+
     def _give_up(self, state: State) -> None:
-        """Notes an error of the matcher, which never leaves it, and starts another."""
-        reason = _reason(self._matcher.get_error())
+        """Notes an error of the matcher at a state."""
+        reason = reason_of(self._matcher.get_error())
         if not reason.startswith(DEAD_END):
             self._errors[state.tokens] = reason or "llguidance gave up"
         state.is_legal = False
+        self._restart()
+
+    def _restart(self) -> None:
+        """Goes on with another matcher, since one with an error keeps it."""
         self._matcher, self._at = self._start.deep_copy(), self._root

@@ -16,6 +16,7 @@ from forerun.errors import ConfigError, DataError, in_a_line
 from forerun.registry import File
 from forerun.utils.files import parsed
 
+OPTIONS = "x-guidance"  # of llguidance, in a schema
 ANY_OBJECT = {"type": "object"}
 PREFACE = re.compile("line .*, column .*: failed to compile JSON schema: ")
 UNKNOWN = re.compile(r"Unimplemented keys: (\[.*\])")
@@ -41,7 +42,7 @@ class JsonSchema(GrammarConstraint):
     def source(self) -> str:
         schema = self.schema
         if not self.whitespace and isinstance(schema, Mapping):
-            schema = {"x-guidance": {"whitespace_flexible": False}} | dict(schema)
+            schema = {OPTIONS: {"whitespace_flexible": False}} | dict(schema)
         return f"start: %json {json.dumps(schema)}"
 
     def explained(self, message: str) -> str:
@@ -59,8 +60,8 @@ class JsonSchema(GrammarConstraint):
 def _schema_of(given: Any, where: str) -> Any:
     """A schema as JSON values. where: its name in errors. Raises DataError."""
     if hasattr(given, "model_json_schema"):  # pydantic
-        return given.model_json_schema()
-    if isinstance(given, str | bytes):
+        given = given.model_json_schema()
+    elif isinstance(given, str | bytes):
         try:
             given = parsed(given if isinstance(given, str) else given.decode())
         except ValueError as error:
@@ -72,6 +73,11 @@ def _schema_of(given: Any, where: str) -> Any:
         raise DataError(
             f"{where}: a JSON schema is an object, got {given!r:.80}; give JSON, or in Python a "
             "mapping or a pydantic model"
+        )
+    if isinstance(given, Mapping) and OPTIONS in given:
+        raise DataError(
+            f"{where} has {OPTIONS!r}, which would change how llguidance reads its keywords; leave "
+            "it out"
         )
     return given
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
+from forerun.constraints._compiled import library
 from forerun.constraints._grammar_constraint import GrammarConstraint
-from forerun.constraints._matcher import library
 from forerun.errors import ConfigError
 
 

@@ -88,8 +88,8 @@ def given_up(reason: str, param: str | None) -> ApiError:
 def no_token_left(param: str) -> ApiError:
     """The error for a text that the constraint and other parameters could not end."""
     return bad(
-        f"{param}: after some text no token was left that the constraint, banned_tokens and "
-        "min_tokens all allow; change one of them",
+        f"{param}: after some text no token was left that both the constraint and banned_tokens "
+        "allow; change one of them",
         param,
         "no_token_left",
     )

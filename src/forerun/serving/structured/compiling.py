@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from forerun.api import Model
-from forerun.constraints._matcher import cache_owner, vocabulary_of
+from forerun.constraints._compiled import cache_owner, vocabulary_of
 from forerun.constraints._request import prepared
 from forerun.constraints.asap import AsapMemory
 from forerun.constraints.base import Constraint

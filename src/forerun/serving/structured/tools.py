@@ -14,7 +14,7 @@ from typing import Any
 from forerun.constraints._after import After
 from forerun.constraints.base import Constraint
 from forerun.constraints.grammar import LARK, Grammar
-from forerun.constraints.json_schema import JsonSchema
+from forerun.constraints.json_schema import OPTIONS, JsonSchema
 from forerun.serving.errors import bad, unknown
 from forerun.serving.schemas import ChatRequest, Function, NamedTool
 from forerun.serving.structured.fields import Wanted, as_json, check_size, json_schema, made
@@ -22,7 +22,7 @@ from forerun.serving.structured.fields import Wanted, as_json, check_size, json_
 BEGIN, END = "<tool_call>", "</tool_call>"
 # chat templates write arguments in this form, so models learned it
 FORM = {
-    "x-guidance": {
+    OPTIONS: {
         "whitespace_flexible": False,
         "item_separator": ", ",
         "key_separator": ": ",
@@ -85,7 +85,7 @@ class Tools:
         for i in self.callable:
             head = json.dumps(f'\n{{"name": "{self.functions[i].name}", "arguments": ')
             rules.append(f"call_{i}: {head} arguments_{i} {close}")
-            rules.append(f"arguments_{i}: %json {as_json(self._schema(i))}")
+            rules.append(f"arguments_{i}: %json {as_json(self._schema(i) | FORM)}")
         text = "\n".join(rules)
         made("tools", lambda: check_size(text, "the schemas of all functions together"))
         return Grammar(text, notation=LARK)
@@ -98,7 +98,7 @@ class Tools:
         if (kind := given.get("type", "object")) != "object":
             param = f"tools.{i}.function.parameters"
             raise bad(f"{param}: arguments must be of type object, got {kind!r:.40}", param)
-        return FORM | {"type": "object"} | given
+        return {"type": "object"} | given
 
 
 def _index(name: str, functions: tuple[Function, ...]) -> int:

@@ -1,0 +1,165 @@
+"""Grammars compiled by llguidance, once per tokenizer.
+
+Token bytes are those of our own detokenizer, so a match is a match of the text that the user sees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from contextvars import ContextVar
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from forerun.errors import ConfigError, DataError, in_a_line
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from forerun.models.tokenizer import Tokenizer
+
+MAX_COMPILED = 256  # grammars
+MAX_GRAMMAR_CHARS = 1 << 20
+# work of one grammar and of one mask; the limits of a mask are about 0.05 s each
+LIMITS = {
+    "initial_lexer_fuel": 10_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 10_000,
+    "max_lexer_states": 50_000,  # about 1 kB each
+    "verbose_errors": False,
+}
+PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # of an error in a grammar
+QUOTE = re.compile(r"\n +\d+ \| ")  # of the grammar, in an error
+FULL = "lexer error: too many"  # begins the error of a lexer without room for more states
+SPECIAL = b"\xff"  # prefix of special tokens, which match no text
+
+_vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
+_compiled: OrderedDict[tuple[str, LLTokenizer, str], Compiled] = OrderedDict()
+_lock = Lock()
+# a tenant must not learn from the time of compiling what others use: each has its own entries
+cache_owner: ContextVar[str] = ContextVar("cache_owner", default="")
+
+
+class Compiled:
+    """A grammar and its matchers at the start of a text.
+
+    Matchers share a lexer, which keeps the states that their texts needed.
+    """
+
+    def __init__(self, vocabulary: LLTokenizer, grammar: str) -> None:
+        self._vocabulary, self._grammar = vocabulary, grammar
+        self.num_dropped = 0  # shared lexers so far
+        self._start: LLMatcher | None = self.own_matcher()
+
+    def matcher(self) -> LLMatcher:
+        """A matcher with the shared lexer."""
+        if self._start is None:
+            self._start = self.own_matcher()
+        return self._start.deep_copy()
+
+    def own_matcher(self) -> LLMatcher:
+        """A matcher with an empty lexer of its own. Raises DataError."""
+        guidance = library()
+        limits, grammar = guidance.LLParserLimits(**LIMITS), self._grammar + OPTIONS
+        found = guidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        if found.is_error():
+            raise DataError(reason_of(found.get_error()))
+        return found
+
+    def drop_lexer(self) -> None:
+        """Gives later matchers an empty lexer, since the shared one is full and of no more use."""
+        self._start = None
+        self.num_dropped += 1
+
+
+def library() -> Any:
+    """The llguidance package. Raises ConfigError if it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise ConfigError(
+            "grammars need llguidance; install it with: pip install 'forerun[constraints]'"
+        ) from None
+    return llguidance
+
+
+# every token that may continue the text is allowed; by default llguidance forces its own split of
+# a text into tokens, which would change the law. The last line with an option holds.
+OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+
+
+def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> Compiled:
+    """A Lark grammar for a model's tokens; cached by content.
+
+    Raises DataError for a grammar that llguidance refuses.
+    """
+    _check_size(grammar)
+    with _lock:
+        vocabulary = vocabulary_of(tokenizer, vocab_size)
+        key = cache_owner.get(), vocabulary, grammar
+        found = _compiled.get(key)
+    if found is None:
+        found = Compiled(vocabulary, grammar)  # other threads go on
+    with _lock:
+        found = _compiled.setdefault(key, found)
+        _compiled.move_to_end(key)
+        if len(_compiled) > MAX_COMPILED:
+            _compiled.popitem(last=False)
+        return found
+
+
+def check_grammar(grammar: str) -> None:
+    """Raises DataError for a grammar that llguidance refuses; needs no tokenizer."""
+    _check_size(grammar)
+    guidance = library()
+    limits = guidance.LLParserLimits(**LIMITS)
+    if refusal := guidance.LLMatcher.validate_grammar(grammar + OPTIONS, limits=limits):
+        raise DataError(reason_of(refusal))
+
+
+def _check_size(grammar: str) -> None:
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise DataError(
+            f"the grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are compiled"
+        )
+
+
+def reason_of(message: str) -> str:
+    """The message of llguidance without its quote of the grammar and its marks, in a line."""
+    plain = QUOTE.split(message)[0].split("<backtrace>")[0].replace("<non-verbose/>", "").strip()
+    if plain.startswith("panic"):
+        return "the grammar is too large or too deep for llguidance; simplify it"
+    plain = plain.split("; increase limits.")[0]  # options that users do not have
+    found = PLACE.match(plain)
+    if found is not None:
+        plain = f"line {found[1]}, column {found[2]}: {plain[found.end() :]}"
+    return in_a_line(ValueError(plain)) if plain else ""
+
+
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    """The tokens of a model as llguidance takes them. Raises ConfigError."""
+    known = _vocabularies.setdefault(tokenizer, {})
+    if vocab_size not in known:
+        guidance = library()
+        wrapper = guidance._tokenizer.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
+        known[vocab_size] = guidance.LLTokenizer(
+            wrapper, n_vocab=vocab_size, eos_token=list(tokenizer.eos_ids)
+        )
+    return known[vocab_size]
+
+
+class _Vocabulary:
+    """The tokenizer interface of llguidance."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.eos_token_id, self.bos_token_id = tokenizer.eos_ids[0], None
+        self.special_token_ids = [i for i in tokenizer.specials if i < vocab_size]
+        self.tokens = [piece or b"" for piece in tokenizer.token_bytes(vocab_size)]
+        for i in {*self.special_token_ids, *tokenizer.eos_ids}:
+            self.tokens[i] = SPECIAL + tokenizer.specials.get(i, f"<{i}>").encode()
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of a text that continues another."""
+        return self._tokenizer.encode_inside(text)

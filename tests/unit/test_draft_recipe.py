@@ -15,11 +15,12 @@ import forerun
 from forerun.cli.main import main
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
-from forerun.training.distillation import DIVERGENCES, Best, Distilled, divergence
-from forerun.training.draft_data import read_prompts, reference_answers, running_text
+from forerun.training.drafts.data import read_prompts, reference_answers, running_text
+from forerun.training.drafts.distillation import DIVERGENCES, Best, Distilled, divergence
+from forerun.training.drafts.measure import frozen
 from forerun.training.loop import Loop
 from forerun.training.losses import TopK
-from forerun.training.recipes.draft import Draft, frozen
+from forerun.training.recipes.draft import Draft
 
 WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
 PROMPTS = [

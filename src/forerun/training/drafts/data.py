@@ -16,13 +16,13 @@ from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ModelError
 from forerun.ngrams.index.build.documents import BadRecord, Reading, list_sources, read
 from forerun.tasks.reasoning import MIX, ReasoningTask
-
-from .data import Batches, Documents
-from .generate import generate_records, temperatures
-from .live import LiveBatches, draw_from_module
-from .mixture import PackedBatches, windows
-from .progress import Watch, silent
-from .records import read_records
+from forerun.training.data import Batches, Documents
+from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.generate import generate_records, temperatures
+from forerun.training.live import LiveBatches, draw_from_module
+from forerun.training.mixture import PackedBatches, windows
+from forerun.training.progress import Watch, silent
+from forerun.training.records import read_records
 
 MIN_PROMPTS = 10
 HELD_OUT = 10  # every tenth prompt is held out
@@ -74,6 +74,16 @@ class DraftData:
     def held_prompts(self) -> list[list[int]]:
         """Token ids of the held-out prompts."""
         return self.ids[::HELD_OUT]
+
+    def acceptance(self, draft: Any, teacher: Any) -> dict[str, float]:
+        """Held-out acceptance of a draft in training, all and by domain."""
+        draft.eval()
+        try:
+            return held_out_acceptance(
+                draft, teacher, self.records, self.held, self.domains, self.micro_tokens
+            )
+        finally:
+            draft.train()
 
     def text(self, path: Path | None) -> Batches:
         """Batches of running text; without a path, of the target's answers with their prompts."""

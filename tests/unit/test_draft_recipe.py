@@ -246,7 +246,7 @@ def test_bad_prompts_are_named(target, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.write_text("")
     with pytest.raises(DataError, match="has no text"):
-        running_text(model, empty, 32, 1000)
+        running_text(model.tokenizer, empty, 32, 1000)
 
 
 def test_the_command_shows_the_options(capsys):

@@ -14,6 +14,7 @@ from forerun.api import Model
 from forerun.assets import MODELS
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ModelError
+from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams.index.build.documents import BadRecord, Reading, list_sources, read
 from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training.data import Batches, Documents
@@ -90,7 +91,9 @@ class DraftData:
         how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed}
         if path is None:
             return PackedBatches(self.records, width=self.width, only=self.trained, **how)
-        return Batches(running_text(self.target, path, self.width, MAX_TEXT_TOKENS), **how)
+        return Batches(
+            running_text(self.target.tokenizer, path, self.width, MAX_TEXT_TOKENS), **how
+        )
 
     def alignment(self, kind: str, module: Any) -> Batches | LiveBatches:
         """Batches of answers: "target", "fixed", "on_policy" or "mixed" (DistillSpec).
@@ -178,7 +181,7 @@ def reference_answers(model: Model, prompts: list[Prompt], max_tokens: int) -> D
     return Documents.of(pairs)
 
 
-def running_text(model: Model, path: Path, width: int, max_tokens: int) -> Documents:
+def running_text(tokenizer: Tokenizer, path: Path, width: int, max_tokens: int) -> Documents:
     """Rows of `width` tokens of all documents below a path, up to `max_tokens` tokens.
 
     Raises DataError if a document cannot be read.
@@ -188,14 +191,12 @@ def running_text(model: Model, path: Path, width: int, max_tokens: int) -> Docum
         if isinstance(record, BadRecord):
             raise DataError(f"{record.where}: {record.reason}; remove or repair it")
         cuts = range(0, len(record.text), PIECE)
-        ids = [
-            i for at in cuts for i in model.tokenizer.encode_inside(record.text[at : at + PIECE])
-        ]
+        ids = [i for at in cuts for i in tokenizer.encode_inside(record.text[at : at + PIECE])]
         texts.append((ids[: max_tokens - num], 0))
         num += len(texts[-1][0])
         if num >= max_tokens:
             break
-    separator = sorted(model.tokenizer.eos_ids)[0] if model.tokenizer.eos_ids else 0
+    separator = min(tokenizer.eos_ids, default=0)
     found = windows(Documents.of(texts), width, separator)
     if not len(found):
         raise DataError(f"{path} has no text; give files with text")

@@ -8,6 +8,7 @@ over that of a target step; tau / (c gamma + 1) at the best gamma decides.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,18 +42,22 @@ class RatedExit(NamedTuple):
     speedup: float
 
 
-def rated_exits(runner: ModelRunner, exits: Exits, target: Target) -> list[RatedExit]:
-    """All sub-models, measured against a target."""
-    room = min(runner.context, target.context, MAX_TEXT)
-    text = [token for token in exits.text if token < min(runner.vocab_size, target.vocab_size)]
-    p, seconds = probs(target, text[:room]), cost_of(target).pass_time(1)
-    found = []
-    for layers in exits.depths:
-        part = sub_runner(runner, layers)
-        alpha = overlap(p, probs(part, text[:room]))
+def rated_exits(parts: Mapping[int, Target], text: Many[int], target: Target) -> list[RatedExit]:
+    """Sub-models by depth, measured against a target on a text."""
+    both = [target, *parts.values()]
+    known = [token for token in text if token < min(one.vocab_size for one in both)]
+    known = known[: min(MAX_TEXT, *(one.context for one in both))]
+    p, seconds, found = probs(target, known), cost_of(target).pass_time(1), []
+    for layers, part in parts.items():
+        alpha = overlap(p, probs(part, known))
         c = cost_of(part, DRAFT_MODEL_SECONDS).pass_time(1) / seconds
         found.append(RatedExit(layers, alpha, c, *best_gamma(alpha, c)))
     return found
+
+
+def sub_runners(runner: Target, exits: Exits) -> dict[int, ModelRunner]:
+    """The sub-models of a sorted draft by depth."""
+    return {layers: sub_runner(runner, layers) for layers in exits.depths}
 
 
 def fastest(found: Many[RatedExit]) -> RatedExit:
@@ -62,14 +67,15 @@ def fastest(found: Many[RatedExit]) -> RatedExit:
 
 def fitting(runner: ModelRunner, exits: Exits, target: Target) -> ModelRunner:
     """The runner of the fastest sub-model for a target."""
-    found = rated_exits(runner, exits, target)
+    parts = sub_runners(runner, exits)
+    found = rated_exits(parts, exits.text, target)
     best = fastest(found)
     shown = ", ".join(
         f"{one.layers} layers: alpha {one.alpha:.3f}, c {one.c:.3f}, speed-up {one.speedup:.2f}"
         for one in found
     )
     log.info("sorted draft: the first %d layers draft (%s)", best.layers, shown)
-    return sub_runner(runner, best.layers)
+    return parts[best.layers]
 
 
 def probs(target: Target, text: Many[int]) -> np.ndarray:

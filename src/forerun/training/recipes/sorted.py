@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 import forerun
 from forerun.api import Model
-from forerun.drafters._sub_model import RatedExit, fastest, rated_exits
+from forerun.drafters._sub_model import RatedExit, fastest, rated_exits, sub_runners
 from forerun.errors import ConfigError
 from forerun.models.draft_link import check_vocabulary, load_draft
 from forerun.models.sub_models import Exits, write_exits
@@ -146,9 +146,10 @@ class Sorted(LoopRecipe):
     def report(self, out: Path, progress: Progress) -> list[str]:
         draft = load_draft(str(out), "auto", "auto", 1, self.target.tokenizer)
         assert draft.exits is not None
+        parts = sub_runners(draft, draft.exits)
         lines, found = super().report(out, progress), dict[str, list[RatedExit]]()
         for name, model in {self.model: self.target, **self.others}.items():
-            found[name] = rated_exits(draft, draft.exits, model.target)
+            found[name] = rated_exits(parts, draft.exits.text, model.target)
             lines.append(f"{name}: {described(found[name])}")
         write_json(
             out / "draft.json", {name: [e._asdict() for e in f] for name, f in found.items()}

@@ -125,13 +125,15 @@ def load_draft(
     from forerun.models.load import load_target
     from forerun.models.sub_models import read_exits
     from forerun.models.tokenizer import Tokenizer
+    from forerun.runner.model_runner import ModelRunner
 
     path = located(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
     how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs, "is_draft": True}
     found: ModelRunner = load_target(path, max_seqs=max_seqs, **how)  # type: ignore[assignment]
-    found.exits = read_exits(Path(path)) if Path(path).is_dir() else None
+    if isinstance(found, ModelRunner) and Path(path).is_dir():
+        found.exits = read_exits(Path(path))
     return found
 
 

@@ -103,7 +103,7 @@ def test_a_full_disk_is_named_and_the_run_continues(
 
 
 def test_a_killed_process_continues(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """kill -9 in the second phase; the result is that of a run that was left alone."""
+    """kill -9 in the second phase; the result is that of a run on the same answers, left alone."""
     out, options = tmp_path / "out", OPTIONS | {"max_steps": 40}
     code = (
         "from pathlib import Path; from forerun.training.recipes.draft import Draft; "
@@ -122,6 +122,7 @@ def test_a_killed_process_continues(target: Path, prompts: Path, tmp_path: Path)
     made = [tmp_path / "again", out]
     for folder in made:
         recipe(target, prompts, **options).train(folder, resume=True)
+    shutil.copytree(out / "data", tmp_path / "whole" / "data")
     recipe(target, prompts, **options).train(tmp_path / "whole")
     whole = load_file(tmp_path / "whole" / "model.safetensors")
     for folder in made:

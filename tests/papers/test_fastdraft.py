@@ -132,7 +132,7 @@ def test_the_best_depth_lies_inside_the_range() -> None:
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 def test_tau_counts_the_token_of_the_target(gamma: int) -> None:
-    """tau = 1 + gamma r over steps whose draft is not cut off."""
+    """tau = 1 + gamma r over steps with a draft that is not cut off."""
     drafted = accepted = emitted = steps = 0
 
     def count(step) -> None:

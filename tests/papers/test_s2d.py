@@ -1,4 +1,4 @@
-"""S2D (arXiv 2407.01955): one sorted draft, whose first layers are drafts too, for several targets.
+"""S2D (arXiv 2407.01955): a sorted draft, with first layers that draft alone.
 
 The paper's claims, in small: depths that learn together accept far more than depths cut out of a
 model that was trained as a whole, and the whole loses little; a larger target is served by a deeper

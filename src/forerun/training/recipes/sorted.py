@@ -1,4 +1,4 @@
-"""A sorted draft: one model whose first layers are drafts too, for targets of several sizes.
+"""A sorted draft: one model with first layers that draft alone, for targets of several sizes.
 
 Kavehzadeh et al., "S2D: Sorted Speculative Decoding for More Efficient Deployment of Nested Large
 Language Models", 2024. All depths learn together, with a shared norm and head. No target is needed
@@ -41,14 +41,14 @@ HELD_OUT = 20  # every twentieth row is held out
 
 @dataclass(kw_only=True, eq=False)
 class Sorted(LoopRecipe):
-    """Trains a draft whose first layers are drafts too, from text; it serves several targets.
+    """Trains a draft with first layers that draft alone, from text; it serves several targets.
 
     corpus: file or folder of running text.
     model: a target; the draft has its tokenizer.
     targets: more targets with the same tokenizer, for the report.
     exits: depths of the sub-models, in ascending order; the last is the depth of the draft.
     hidden: width of the draft.
-    init: a model to start from, whose first layers are taken; none starts from random weights.
+    init: a model that gives the first layers to start from; none starts from random weights.
     micro_tokens: padded tokens per micro-batch; a step has two.
     rate: factor of all learning rates.
     """

@@ -1,6 +1,5 @@
 """Sorted drafts: the first k layers of a checkpoint, with its norm and head, are models.
 
-
 `forerun-sorted.json` in the folder lists those depths and a held-out text:
 `{"exits": [2, 4, 6], "text": [token ids]}`.
 """

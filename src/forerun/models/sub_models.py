@@ -65,7 +65,9 @@ def first_layers(model: Transformer, num: int) -> Transformer:
 
     c = model.config
     if not 1 <= num <= c.num_layers:
-        raise ConfigError(f"layers must be from 1 to {c.num_layers}, got {num}")
+        raise ConfigError(
+            f"layers must be from 1 to {c.num_layers}, got {num}; leave it out for all layers"
+        )
     if num == c.num_layers:
         return model
     moe = c.moe and replace(c.moe, layers=c.moe.layers[:num])

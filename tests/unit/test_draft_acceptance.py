@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from forerun.core.modelled_speedup import best_gamma, block_efficiency, speedup, tau_of_ratio
 from forerun.errors import ConfigError
-from forerun.training.acceptance import (
-    best_gamma,
-    block_efficiency,
-    held_out_acceptance,
-    speedup,
-    tau_of_ratio,
-)
 from forerun.training.data import Documents
-from forerun.training.draft_shapes import candidates, num_parameters, rated, shape
+from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.drafts.shapes import candidates, num_parameters, rated, shape
 from forerun.training.language_model import Size, build_model
 from forerun.training.tokenizer import train_tokenizer
 

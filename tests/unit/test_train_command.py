@@ -173,7 +173,11 @@ def test_bad_input_is_one_line_and_status_2(args, capsys, tmp_path, monkeypatch)
 def test_no_option_is_below_its_minimum_in_python_either():
     for name in registry.names("recipe"):
         cls = registry.get("recipe", name)
-        given = {"seal": {"passages": Path("x")}, "workbench": {"data": Path("x")}}.get(name, {})
+        given = {
+            "seal": {"passages": Path("x")},
+            "workbench": {"data": Path("x")},
+            "sorted": {"corpus": Path("x")},
+        }.get(name, {})
         for option, least in cls.minimums.items():
             with pytest.raises(ConfigError, match=f"{option} must be at least {least}"):
                 cls(**given | {option: least - 1})

@@ -2,7 +2,8 @@
 
 Leviathan et al. 2023; Chen et al. 2023. Any grower turns its distribution into a chain or a tree.
 Exact with a verifier that supports the grower's labels. Needs a model with the target's vocabulary;
-the number of padded rows may differ.
+the number of padded rows may differ. Of a sorted draft (Kavehzadeh et al., S2D, 2024) the first
+layers draft that suit the target.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
 from forerun.drafters._draft_runner import ModelDrafter, ModelSource, within_context
+from forerun.drafters._sub_model import fitting
 from forerun.drafters.base import Grown
+from forerun.errors import ConfigError
 from forerun.models.draft_link import check_size, load_draft
+from forerun.models.sub_models import Exits, sub_runner
 from forerun.registry import GrowerName, ModelName
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 class DraftModel(Grown, ModelDrafter):
     """`model` is a folder, a hub id or a loaded runner; `grower` is a registered name.
 
+    layers: how many first layers of the model draft. "auto" takes the fastest sub-model of a sorted
+    draft, and all layers of others.
     Raises ConfigError when the draft's vocabulary is not the target's.
     """
 
@@ -38,6 +44,7 @@ class DraftModel(Grown, ModelDrafter):
         *,
         model: ModelName | ModelRunner,
         grower: GrowerName = "chain",
+        layers: int | str = "auto",
         dtype: str = "auto",
         device: str = "auto",
         max_seqs: int = 256,
@@ -48,6 +55,11 @@ class DraftModel(Grown, ModelDrafter):
         if isinstance(model, str):
             graphs = getattr(target, "graphs", True)  # off for both models or for none
             model = load_draft(model, dtype, device, max_seqs, tokenizer, graphs=graphs)
+        if isinstance(layers, int):
+            model = sub_runner(model, layers)
+        elif layers != "auto":
+            raise ConfigError(f"layers must be auto or a whole number, got {layers!r}")
+        self._exits: Exits | None = None if layers != "auto" else getattr(model, "exits", None)
         ModelDrafter.__init__(self, model)
         self.is_tree = grower != "chain"
         self.source: ModelSource
@@ -56,6 +68,10 @@ class DraftModel(Grown, ModelDrafter):
 
     def bind(self, target: Target) -> None:
         check_size(self.runner, target, self._tokenizer)
+        if self._exits is not None:
+            self.runner = fitting(self.runner, self._exits, target)
+            self.source = ModelSource(self.runner, self.is_tree)
+            self._exits = None  # one target per drafter
         self.source.fit(target.vocab_size)
         self.begin_costs()
 

@@ -118,15 +118,23 @@ def load_draft(
     *,
     graphs: bool = True,
 ) -> ModelRunner:
-    """Loads a draft model. Raises ModelError, and ConfigError for another vocabulary."""
+    """Loads a draft model; `exits` of the runner names the sub-models of a sorted draft.
+
+    Raises ModelError, and ConfigError for another vocabulary.
+    """
     from forerun.models.load import load_target
+    from forerun.models.sub_models import read_exits
     from forerun.models.tokenizer import Tokenizer
+    from forerun.runner.model_runner import ModelRunner
 
     path = located(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
     how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs, "is_draft": True}
-    return load_target(path, max_seqs=max_seqs, **how)  # type: ignore[return-value]
+    found: ModelRunner = load_target(path, max_seqs=max_seqs, **how)  # type: ignore[assignment]
+    if isinstance(found, ModelRunner) and Path(path).is_dir():
+        found.exits = read_exits(Path(path))
+    return found
 
 
 class ForeignDraft(NamedTuple):

@@ -22,6 +22,7 @@ from forerun.runner.kv_cache import Cache
 from forerun.runner.native.decoder import NativeDecoder, unsupported, warn_once
 
 if TYPE_CHECKING:
+    from forerun.models.sub_models import Exits
     from forerun.models.transformer import Transformer
     from forerun.runner.gpu.graphs import GraphDecoder
 
@@ -39,6 +40,7 @@ class ModelRunner(Runner):
     """
 
     gives = EVERYTHING
+    exits: Exits | None = None  # sub-models of a sorted draft
 
     def __init__(
         self,

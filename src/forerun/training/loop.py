@@ -145,7 +145,7 @@ class Loop:
     def gradients(self, micros: list[Micro]) -> float:
         """Computes the clipped gradients of a step; returns its loss.
 
-        Raises DataError if the loss is not finite.
+        Raises DataError if the loss or a gradient is not finite.
         """
         total = torch.zeros(1)
         for p in self.parameters.values():
@@ -161,7 +161,12 @@ class Loop:
                 f"loss became {float(total)} at step {self.progress.step};"
                 " try a lower learning rate"
             )
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.clip)
+        if not math.isfinite(norm):
+            raise DataError(
+                f"a gradient became {float(norm)} at step {self.progress.step};"
+                " try a lower learning rate"
+            )
         return float(total)
 
     def spent(self) -> float:
@@ -172,7 +177,14 @@ class Loop:
         return max(shares)
 
     def save(self) -> None:
-        """Writes the checkpoint, if it has a path (first process only)."""
+        """Writes the checkpoint, if it has a path (first process only).
+
+        Raises DataError if weights are not finite; the earlier checkpoint stays.
+        """
+        if not all(bool(p.isfinite().all()) for p in self.parameters.values()):
+            raise DataError(
+                f"weights are not finite after step {self.progress.step}; try a lower learning rate"
+            )
         if self.checkpoint is not None and is_first_process():
             save_checkpoint(self.checkpoint, self.parameters, self.optimizers, vars(self.progress))
 

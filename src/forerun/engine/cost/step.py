@@ -65,7 +65,7 @@ def cost_of(target: Target, limits: Limits | None = None, *, is_full: bool = Fal
     is_full: measures and checks all with FULL_SECONDS, and leaves nothing to the first texts.
     """
     if target.cost is None:
-        costs = StepCosts(_with_own_cache(target))
+        costs = StepCosts(with_own_cache(target))
         if is_full:
             costs.complete(FULL_SECONDS)
         elif not costs.is_known:
@@ -80,7 +80,7 @@ def cost_for(target: Target, seed: int | None) -> Cost:
     return cost_of(target) if seed is not None else target.refined_cost or cost_of(target)
 
 
-def _with_own_cache(target: Target) -> Target:
+def with_own_cache(target: Target) -> Target:
     """A target on the same weights with an empty cache, so that kept prompts stay in theirs.
 
     The target itself if it has none, or on a GPU, where a second cache takes memory and time.

@@ -9,37 +9,36 @@ acceptance of a short probe. The weights with the best held-out acceptance are k
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedModel
 
 import forerun
-from forerun.controllers.fixed import Fixed
-from forerun.core.sampling import Sampling
-from forerun.drafters.draft_model import DraftModel
 from forerun.engine.cost.forward import one_row_seconds
-from forerun.engine.stats import Stats
 from forerun.errors import ConfigError
-from forerun.models.paths import located
 from forerun.registry import ModelName
 from forerun.training import plans
-from forerun.training.acceptance import best_gamma, held_out_acceptance
-from forerun.training.data import Batches
-from forerun.training.distillation import TEXT, Best, Distilled, divergence
-from forerun.training.draft_card import draft_card
-from forerun.training.draft_data import DraftData, read_prompts
-from forerun.training.draft_shapes import DEPTHS, Candidate, candidates, rated, step_seconds
+from forerun.training.drafts.card import draft_card
+from forerun.training.drafts.data import DraftData, read_prompts
+from forerun.training.drafts.distillation import Distilled, divergence
+from forerun.training.drafts.measure import frozen, measured, write_json, write_text
+from forerun.training.drafts.phases import Budget, Texts, Trainer
+from forerun.training.drafts.shapes import (
+    DEPTHS,
+    Candidate,
+    candidates,
+    choose,
+    rated,
+    step_seconds,
+)
 from forerun.training.export import save
 from forerun.training.language_model import Size, build_model
-from forerun.training.loop import Loop, LoopOptions, Progress
-from forerun.training.mixture import Mixture
-from forerun.training.progress import Watch, counted, silent, step_note
+from forerun.training.loop import Loop
+from forerun.training.progress import Watch, silent
 from forerun.training.recipes.base import Recipe
-from forerun.utils.files import write_atomically
 
 METHODS = {  # loss and data of the alignment phase, share of running text in it
     "fastdraft": ("ce", "target", 0.0),
@@ -47,21 +46,8 @@ METHODS = {  # loss and data of the alignment phase, share of running text in it
     "distillspec": ("jsd", "mixed", 0.0),
 }
 DATA = ("target", "fixed", "on_policy", "mixed")
-CODE_SHARE = 2 / 3  # of tokens in continued training
 WIDTH = 512  # tokens per row of a batch
 MEASURED = 20  # held-out prompts for tau
-MAX_GAMMA = 16
-EVALUATIONS = 8  # of held-out acceptance per phase
-RATES = {"probe": 1.0, "pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
-
-
-class Phase(NamedTuple):
-    """A phase of training."""
-
-    name: str
-    share: float  # of the budget
-    data: Any  # batches
-    loss: str
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,10 +72,11 @@ class Draft(Recipe):
     max_steps: maximum number of steps of all phases.
     probe_steps: steps of training before a shape is judged.
     micro_tokens: padded tokens per micro-batch; a step has two.
+    rate: factor of all learning rates.
     batch: number of answers generated at once.
     """
 
-    may_change: ClassVar[frozenset[str]] = frozenset({"batch", "gamma"})
+    may_change: ClassVar[frozenset[str]] = frozenset({"batch", "gamma", "rate"})
     minimums = Recipe.minimums | {
         "num_prompts": 10,
         "max_tokens": 1,
@@ -120,6 +107,7 @@ class Draft(Recipe):
     max_steps: int | None = None
     probe_steps: int = 60
     micro_tokens: int = 4096
+    rate: float = 1.0
     batch: int = 16
 
     def __post_init__(self) -> None:
@@ -135,6 +123,8 @@ class Draft(Recipe):
         divergence(self.loss)
         if self.data not in DATA:
             raise ConfigError(f"data must be one of {', '.join(DATA)}, got {self.data!r}")
+        if not self.rate > 0:
+            raise ConfigError(f"rate must be above 0, got {self.rate}; 1 is the default")
         if not 0 < self.share < 1:
             raise ConfigError(f"share must be above 0 and below 1, got {self.share}; e.g. 0.1")
 
@@ -155,44 +145,34 @@ class Draft(Recipe):
             seed=self.seed,
         )
         self.material.generate(self.top_k, self.batch, watch)
+        self.budget = Budget(self.max_steps, self.minutes, self.rate, self.seed)
         chosen = self.choose(watch)
+        text_share = METHODS[self.recipe][2]
+        texts = Texts(self.corpus, self.code, self.data, self.loss, text_share)
         model = self.build(chosen.size)
-        best, stages = Best(self.state), dict[str, dict[str, float]]()
-        for phase in self.phases(model):
-            self.run(phase, model, best, watch)
-            stages[phase.name] = self.acceptance(model)
-        best.restore(model)
+        trainer = Trainer(model, self.teacher, self.material, self.budget, self.state)
+        stages = dict[str, dict[str, float]]()
+        for phase in texts.phases(self.material, model):
+            trainer.run(phase, watch)
+            stages[phase.name] = trainer.acceptance()
+        trainer.best.restore(model)
         save(model, out, tokenizer=self.target.tokenizer.inner)
-        measured = self.measure(out, best.found["all"])
-        facts = {"shape": asdict(chosen), "stages": stages, "best": best.found, **measured}
-        card = draft_card(self, facts, self.material.records, out)
-        write_atomically(out / "README.md", lambda part: Path.write_text(part, card))
-        write(out / "draft.json", facts)
-        return [
-            f"draft: {chosen.parameters:,} parameters, {chosen.size.layers} layers; acceptance "
-            f"{best.found['all']:.3f} after {best.found['phase']}, tau {measured['tau']:.2f} with "
-            f"drafts of {measured['gamma']}, c {measured['c']:.3f} -> {out}"
-        ]
+        return self.report(out, chosen, stages, trainer.best.found)
 
     def choose(self, watch: Watch) -> Candidate:
         """The shape with the highest modelled speed-up; measured once and kept in the folder."""
-        path = self.state / "shapes.json"
-        if path.exists():
-            rows = json.loads(path.read_text())
-            found = [Candidate(**row | {"size": Size(**row["size"])}) for row in rows]
-            return max(found, key=lambda one: one.speedup)
         most = int(self.share * sum(p.numel() for p in self.teacher.parameters()))
         sizes = candidates(self.vocab, most, (self.layers,) if self.layers else DEPTHS)
+        return choose(self.state / "shapes.json", sizes, self.rated, watch)
+
+    def rated(self, size: Size) -> Candidate:
+        """A shape with its measured cost, and its acceptance after a short training."""
+        model = self.build(size)
         seconds = one_row_seconds(self.target.target)
-        show, found = counted(watch, "shapes", "shapes"), []
-        for num, size in enumerate(sizes, 1):
-            model = self.build(size)
-            c = step_seconds(model, self.target.tokenizer.inner) / seconds
-            Loop(self.first(model), self.options("probe", 1.0), torch.device("cpu")).run()
-            found.append(rated(size, self.vocab, c, self.acceptance(model)["all"]))
-            show(num, len(sizes))
-        write(path, [asdict(one) for one in found])
-        return max(found, key=lambda one: one.speedup)
+        c = step_seconds(model, self.target.tokenizer.inner) / seconds
+        trained = Distilled(model, self.material.text(self.corpus), None)
+        Loop(trained, self.budget.probe(self.probe_steps), torch.device("cpu")).run()
+        return rated(size, self.vocab, c, self.material.acceptance(model, self.teacher)["all"])
 
     def build(self, size: Size) -> PreTrainedModel:
         """A random draft with the target's vocabulary, padding included."""
@@ -208,105 +188,24 @@ class Draft(Recipe):
             pad_token_id=config.pad_token_id,
         )
 
-    def phases(self, model: PreTrainedModel) -> list[Phase]:
-        """The phases of the budget, with their data."""
-        text_share = METHODS[self.recipe][2]
-        first = Phase("pretrain", 0.5, self.first(model).data, "ce")
-        aligned: Any = self.material.alignment(self.data, model)
-        if text_share and isinstance(aligned, Batches):
-            sources = {"answers": aligned, TEXT: self.material.text(self.corpus)}
-            aligned = Mixture(sources, {"answers": 1 - text_share, TEXT: text_share})
-        last = Phase("align", 0.5, aligned, self.loss)
-        if self.code is None:
-            return [first, last]
-        sources = {"code": self.material.text(self.code), TEXT: self.material.text(self.corpus)}
-        mixed = Mixture(sources, {"code": CODE_SHARE, TEXT: 1 - CODE_SHARE})
-        shares = (0.45, 0.2, 0.35)
-        found = [first, Phase("continue", 0, mixed, "ce"), last]
-        return [phase._replace(share=share) for phase, share in zip(found, shares, strict=True)]
-
-    def first(self, model: PreTrainedModel) -> Distilled:
-        """Pre-training of a draft."""
-        return Distilled(model, self.material.text(self.corpus), None)
-
-    def options(self, name: str, share: float) -> LoopOptions:
-        """Budget and learning rates of a phase."""
-        if name == "probe":
-            return LoopOptions(max_steps=self.probe_steps, warmup_steps=5, seed=self.seed)
-        base, factor = LoopOptions(max_steps=1), RATES[name]
-        return replace(
-            base,
-            max_steps=None if self.max_steps is None else max(1, round(share * self.max_steps)),
-            minutes=None if self.minutes is None else share * self.minutes,
-            matrix_rate=factor * base.matrix_rate,
-            other_rate=factor * base.other_rate,
+    def report(
+        self, out: Path, chosen: Candidate, stages: dict[str, dict[str, float]], best: dict
+    ) -> list[str]:
+        """Measures the finished draft and writes its card."""
+        found = measured(
+            out,
+            self.target,
+            self.material.held_prompts[:MEASURED],
+            alpha=best["all"],
+            gamma=self.gamma,
+            max_tokens=self.max_tokens,
             seed=self.seed,
         )
-
-    def run(self, phase: Phase, model: PreTrainedModel, best: Best, watch: Watch) -> None:
-        """Trains a phase to the end of its budget, from its checkpoint if it has one."""
-        trainer = Distilled(model, phase.data, divergence(phase.loss), self.teacher)
-        options = self.options(phase.name, phase.share)
-        path = self.state / f"{phase.name}.pt"
-        loop = Loop(trainer, options, torch.device("cpu"), path)
-        loop.resume()
-        marks = int(loop.spent() * EVALUATIONS)
-
-        def look(progress: Progress) -> None:
-            nonlocal marks
-            spent = min(1.0, loop.spent())
-            if int(spent * EVALUATIONS) > marks:
-                marks = int(spent * EVALUATIONS)
-                best.offer(model, phase.name, progress.step, self.acceptance(model))
-            watch(phase.name, *step_note(progress, spent))
-
-        loop.on_step = look
-        loop.run()
-
-    def acceptance(self, model: PreTrainedModel) -> dict[str, float]:
-        """Held-out acceptance, all and by domain."""
-        data = self.material
-        model.eval()
-        try:
-            return held_out_acceptance(
-                model, self.teacher, data.records, data.held, data.domains, self.micro_tokens
-            )
-        finally:
-            model.train()
-
-    def measure(self, out: Path, alpha: float) -> dict[str, Any]:
-        """tau on held-out prompts at temperatures 1 and 0, and the measured cost of a step."""
-        draft = DraftModel(
-            model=str(out), tokenizer=self.target.tokenizer, target=self.target.target
-        )
-        seconds = one_row_seconds(self.target.target)
-        c = one_row_seconds(draft.runner) / seconds
-        gamma = self.gamma or min(best_gamma(alpha, c)[0], MAX_GAMMA)
-        prompts = self.material.held_prompts[:MEASURED]
-        how: dict[str, Any] = {"drafter": draft, "controller": Fixed(nodes=gamma, depth=gamma)}
-        found: dict[str, Any] = {"gamma": gamma, "c": c}
-        for name, temperature in (("tau", 1.0), ("tau_greedy", 0.0)):
-            sampling = Sampling(
-                temperature=temperature, max_new_tokens=self.max_tokens, seed=self.seed
-            )
-            total = Stats()
-            for result in self.target.generate(prompts, sampling, batch=1, **how):
-                total.add(result.stats)
-            found[name] = total.tau
-        return found
-
-
-def frozen(name: str) -> Any:
-    """A target as a transformers module in float32."""
-    from transformers import AutoModelForCausalLM
-
-    from forerun.models.hf_load import load_whole
-
-    model = load_whole(AutoModelForCausalLM, located(name), dtype=torch.float32)
-    return model.eval().requires_grad_(False)
-
-
-def write(path: Path, value: Any) -> None:
-    """Writes JSON atomically."""
-    text = json.dumps(value, indent=2) + "\n"
-    write_atomically(path, lambda part: Path.write_text(part, text))
+        facts = {"shape": asdict(chosen), "stages": stages, "best": best, **found}
+        write_text(out / "README.md", draft_card(self, facts, self.material.records, out))
+        write_json(out / "draft.json", facts)
+        return [
+            f"draft: {chosen.parameters:,} parameters, {chosen.size.layers} layers; acceptance "
+            f"{best['all']:.3f} after {best['phase']}, tau {found['tau']:.2f} with "
+            f"drafts of {found['gamma']}, c {found['c']:.3f} -> {out}"
+        ]

@@ -14,15 +14,16 @@ from forerun.api import Model
 from forerun.assets import MODELS
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ModelError
+from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams.index.build.documents import BadRecord, Reading, list_sources, read
 from forerun.tasks.reasoning import MIX, ReasoningTask
-
-from .data import Batches, Documents
-from .generate import generate_records, temperatures
-from .live import LiveBatches, draw_from_module
-from .mixture import PackedBatches, windows
-from .progress import Watch, silent
-from .records import read_records
+from forerun.training.data import Batches, Documents
+from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.generate import generate_records, temperatures
+from forerun.training.live import LiveBatches, draw_from_module
+from forerun.training.mixture import PackedBatches, windows
+from forerun.training.progress import Watch, silent
+from forerun.training.records import read_records
 
 MIN_PROMPTS = 10
 HELD_OUT = 10  # every tenth prompt is held out
@@ -75,12 +76,24 @@ class DraftData:
         """Token ids of the held-out prompts."""
         return self.ids[::HELD_OUT]
 
+    def acceptance(self, draft: Any, teacher: Any) -> dict[str, float]:
+        """Held-out acceptance of a draft in training, all and by domain."""
+        draft.eval()
+        try:
+            return held_out_acceptance(
+                draft, teacher, self.records, self.held, self.domains, self.micro_tokens
+            )
+        finally:
+            draft.train()
+
     def text(self, path: Path | None) -> Batches:
         """Batches of running text; without a path, of the target's answers with their prompts."""
         how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed}
         if path is None:
             return PackedBatches(self.records, width=self.width, only=self.trained, **how)
-        return Batches(running_text(self.target, path, self.width, MAX_TEXT_TOKENS), **how)
+        return Batches(
+            running_text(self.target.tokenizer, path, self.width, MAX_TEXT_TOKENS), **how
+        )
 
     def alignment(self, kind: str, module: Any) -> Batches | LiveBatches:
         """Batches of answers: "target", "fixed", "on_policy" or "mixed" (DistillSpec).
@@ -168,7 +181,7 @@ def reference_answers(model: Model, prompts: list[Prompt], max_tokens: int) -> D
     return Documents.of(pairs)
 
 
-def running_text(model: Model, path: Path, width: int, max_tokens: int) -> Documents:
+def running_text(tokenizer: Tokenizer, path: Path, width: int, max_tokens: int) -> Documents:
     """Rows of `width` tokens of all documents below a path, up to `max_tokens` tokens.
 
     Raises DataError if a document cannot be read.
@@ -178,14 +191,12 @@ def running_text(model: Model, path: Path, width: int, max_tokens: int) -> Docum
         if isinstance(record, BadRecord):
             raise DataError(f"{record.where}: {record.reason}; remove or repair it")
         cuts = range(0, len(record.text), PIECE)
-        ids = [
-            i for at in cuts for i in model.tokenizer.encode_inside(record.text[at : at + PIECE])
-        ]
+        ids = [i for at in cuts for i in tokenizer.encode_inside(record.text[at : at + PIECE])]
         texts.append((ids[: max_tokens - num], 0))
         num += len(texts[-1][0])
         if num >= max_tokens:
             break
-    separator = sorted(model.tokenizer.eos_ids)[0] if model.tokenizer.eos_ids else 0
+    separator = min(tokenizer.eos_ids, default=0)
     found = windows(Documents.of(texts), width, separator)
     if not len(found):
         raise DataError(f"{path} has no text; give files with text")

@@ -14,12 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.errors import ConfigError
-from forerun.utils.files import write_atomically
-
-from . import losses
-from .data import Micro
-from .language_model import LanguageModel
-from .losses import TopK
+from forerun.training import losses
+from forerun.training.data import Micro
+from forerun.training.language_model import LanguageModel
+from forerun.training.losses import TopK
+from forerun.utils.files import reports_no_room, write_atomically
 
 Divergence = Callable[..., Tensor]  # (student logits, teacher, weights)
 DIVERGENCES: dict[str, Divergence | None] = {
@@ -87,16 +86,20 @@ class Best:
     def offer(
         self, model: torch.nn.Module, phase: str, step: int, rates: Mapping[str, float]
     ) -> bool:
-        """Keeps the weights if their acceptance is the highest so far."""
+        """Keeps the weights if their acceptance is the highest so far.
+
+        Raises CapacityError if the disk has no room; the weights kept before stay.
+        """
         from safetensors.torch import save_file
 
         if rates["all"] <= self.found.get("all", -1.0):
             return False
         name = f"best-{phase}-{step}.safetensors"  # the JSON file names it, so both change at once
         tensors = {n: p.detach().clone().contiguous() for n, p in model.named_parameters()}
-        write_atomically(self.folder / name, lambda part: save_file(tensors, part))
         text = json.dumps({"file": name, "phase": phase, "step": step, **rates}, indent=2) + "\n"
-        write_atomically(self.folder / "best.json", lambda part: part.write_text(text))
+        with reports_no_room(self.folder / name):
+            write_atomically(self.folder / name, lambda part: save_file(tensors, part))
+            write_atomically(self.folder / "best.json", lambda part: part.write_text(text))
         for old in self.folder.glob("best-*.safetensors"):
             if old.name != name:
                 old.unlink()

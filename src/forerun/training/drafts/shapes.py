@@ -7,18 +7,21 @@ FastDraft, 2024).
 
 from __future__ import annotations
 
+import json
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import forerun
+from forerun.core.modelled_speedup import best_gamma
 from forerun.engine.cost.forward import one_row_seconds
 from forerun.errors import ConfigError
-
-from .acceptance import best_gamma
-from .export import save
-from .language_model import Size
+from forerun.training.drafts.measure import write_json
+from forerun.training.export import save
+from forerun.training.language_model import Size
+from forerun.training.progress import Watch, counted
 
 DEPTHS = (1, 2, 4, 8)
 WIDTH_STEP = 32  # of candidates; a head has 32 dimensions below width 256, 64 above
@@ -85,3 +88,23 @@ def rated(size: Size, vocab: int, c: float, alpha: float) -> Candidate:
     """A candidate with its modelled speed-up."""
     gamma, gain = best_gamma(alpha, c)
     return Candidate(size, num_parameters(size, vocab), c, alpha, gamma, gain)
+
+
+def fastest(found: list[Candidate]) -> Candidate:
+    """The candidate with the highest modelled speed-up: neither the cheapest nor the best."""
+    return max(found, key=lambda one: one.speedup)
+
+
+def choose(
+    path: Path, sizes: list[Size], rate: Callable[[Size], Candidate], watch: Watch
+) -> Candidate:
+    """The fastest of several shapes; measured once and kept in a file, for resumed runs."""
+    if path.exists():
+        rows = json.loads(path.read_text())
+        return fastest([Candidate(**row | {"size": Size(**row["size"])}) for row in rows])
+    show, found = counted(watch, "shapes", "shapes"), list[Candidate]()
+    for num, size in enumerate(sizes, 1):
+        found.append(rate(size))
+        show(num, len(sizes))
+    write_json(path, [asdict(one) for one in found])
+    return fastest(found)

@@ -1,0 +1,1 @@
+"""Draft models: prompts and texts, shapes, losses, phases, acceptance, cards."""

@@ -1,0 +1,123 @@
+"""The phases of a draft's training: data, budget and learning rates of each, and its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from forerun.training.data import Batches
+from forerun.training.drafts.data import DraftData
+from forerun.training.drafts.distillation import TEXT, Best, Distilled, divergence
+from forerun.training.loop import Loop, LoopOptions, Progress
+from forerun.training.mixture import Mixture
+from forerun.training.progress import Watch, step_note
+
+CODE_SHARE = 2 / 3  # of tokens in continued training
+EVALUATIONS = 8  # of held-out acceptance per phase
+RATES = {"pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
+TWO, THREE = (0.5, 0.5), (0.45, 0.2, 0.35)  # shares of the budget
+
+
+class Phase(NamedTuple):
+    """A phase of training."""
+
+    name: str
+    share: float  # of the budget
+    data: Any  # batches
+    loss: str
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Steps or minutes of all phases, and learning rates."""
+
+    max_steps: int | None = None
+    minutes: float | None = None
+    rate: float = 1.0  # factor of all learning rates
+    seed: int = 0
+
+    def options(self, phase: Phase) -> LoopOptions:
+        """Budget and learning rates of a phase."""
+        steps, minutes, share = self.max_steps, self.minutes, phase.share
+        base, factor = LoopOptions(max_steps=1), self.rate * RATES[phase.name]
+        return replace(
+            base,
+            max_steps=None if steps is None else max(1, round(share * steps)),
+            minutes=None if minutes is None else share * minutes,
+            matrix_rate=factor * base.matrix_rate,
+            other_rate=factor * base.other_rate,
+            seed=self.seed,
+        )
+
+    def probe(self, steps: int) -> LoopOptions:
+        """Budget of the short training before a shape is judged."""
+        return LoopOptions(max_steps=steps, warmup_steps=5, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What the phases learn: running text, code, and a kind of answers with its loss."""
+
+    corpus: Path | None
+    code: Path | None
+    data: str = "target"
+    loss: str = "ce"
+    text_share: float = 0.0  # of running text in the alignment
+
+    def phases(self, material: DraftData, model: PreTrainedModel) -> list[Phase]:
+        """Pre-training on text, continued training with code, alignment on answers."""
+        aligned: Any = material.alignment(self.data, model)
+        if self.text_share and isinstance(aligned, Batches):
+            sources = {"answers": aligned, TEXT: material.text(self.corpus)}
+            aligned = Mixture(sources, {"answers": 1 - self.text_share, TEXT: self.text_share})
+        first, last = material.text(self.corpus), Phase("align", TWO[1], aligned, self.loss)
+        if self.code is None:
+            return [Phase("pretrain", TWO[0], first, "ce"), last]
+        sources = {"code": material.text(self.code), TEXT: material.text(self.corpus)}
+        mixed = Mixture(sources, {"code": CODE_SHARE, TEXT: 1 - CODE_SHARE})
+        return [
+            Phase("pretrain", THREE[0], first, "ce"),
+            Phase("continue", THREE[1], mixed, "ce"),
+            last._replace(share=THREE[2]),
+        ]
+
+
+@dataclass
+class Trainer:
+    """Trains a draft phase by phase; keeps the weights with the best held-out acceptance."""
+
+    model: PreTrainedModel
+    teacher: Any
+    material: DraftData
+    budget: Budget
+    state: Path  # folder of checkpoints
+
+    def __post_init__(self) -> None:
+        self.best = Best(self.state)
+
+    def acceptance(self) -> dict[str, float]:
+        """Held-out acceptance, all and by domain."""
+        return self.material.acceptance(self.model, self.teacher)
+
+    def run(self, phase: Phase, watch: Watch) -> None:
+        """Trains a phase to the end of its budget, from its checkpoint if it has one."""
+        trained = Distilled(self.model, phase.data, divergence(phase.loss), self.teacher)
+        path = self.state / f"{phase.name}.pt"
+        loop = Loop(trained, self.budget.options(phase), torch.device("cpu"), path)
+        loop.resume()
+        marks = int(loop.spent() * EVALUATIONS)
+
+        def look(progress: Progress) -> None:
+            nonlocal marks
+            spent = min(1.0, loop.spent())
+            if int(spent * EVALUATIONS) > marks:
+                marks = int(spent * EVALUATIONS)
+                self.best.offer(self.model, phase.name, progress.step, self.acceptance())
+            watch(phase.name, *step_note(progress, spent))
+
+        loop.on_step = look
+        loop.run()

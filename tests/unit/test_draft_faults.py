@@ -1,0 +1,167 @@
+"""Faults in the training of a draft: prompts, overflow, a full disk, kill -9, padding."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_no_room import room
+from tiny import make_tiny, make_tokenizer
+
+import forerun
+from forerun.core.sampling import Sampling
+from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.training.checkpoints import load_checkpoint
+from forerun.training.recipes.draft import Draft
+
+WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
+OPTIONS = {"max_tokens": 8, "share": 0.9, "layers": 1, "probe_steps": 1, "max_steps": 8}
+OPTIONS |= {"minutes": None, "micro_tokens": 256, "gamma": 2}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"prompt": f"the {a} {b}"} for a, b in pairwise(WORDS.split())]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def recipe(target: Path, prompts: Path, **options) -> Draft:
+    return Draft(model=str(target), prompts=prompts, **OPTIONS | options)
+
+
+def kill_in(phase: str):
+    """A watch that interrupts a phase."""
+
+    def watch(title: str, share: float, note: str) -> None:
+        if title == phase:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"has 0 prompts; a draft needs at least 10"),
+        ('{"prompt": "one"}\n' * 9, r"has 9 prompts; a draft needs at least 10"),
+        ('{"prompt": ""}\n' * 20, r":1 has the prompt '', not text"),
+        ('{"prompt": "' + "one two " * 200 + '"}\n' + '{"prompt": "a"}\n' * 20, "context"),
+    ],
+    ids=["empty", "tiny", "no text", "longer than the context"],
+)
+def test_prompts_that_cannot_be_used(target: Path, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(text)
+    with pytest.raises((ConfigError, DataError, CapacityError), match=said):
+        recipe(target, tmp_path / "prompts.jsonl").train(tmp_path / "out")
+    assert not any((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_weights_that_overflow_end_the_run(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """The step is named, weights on disk are good, and a lower rate goes on."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        recipe(target, prompts).train(out, watch=kill_in("align"))
+    with pytest.raises(DataError, match=r"at step \d+; try a lower learning rate|after step \d"):
+        recipe(target, prompts, rate=1e38).train(out, resume=True)
+    for path in (out / "state").glob("*.pt"):
+        held = load_checkpoint(path)["parameters"].values()
+        assert all(bool(p.isfinite().all()) for p in held)
+    best = json.loads((out / "state" / "best.json").read_text())
+    assert all(bool(p.isfinite().all()) for p in load_file(out / "state" / best["file"]).values())
+    recipe(target, prompts, rate=0.5).train(out, resume=True)
+    assert (out / "model.safetensors").exists()
+
+
+def test_a_full_disk_is_named_and_the_run_continues(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for size in (30_000, 60_000, 120_000):  # of the largest file that can be written
+        with room(size), pytest.raises(CapacityError, match="free some space"):
+            recipe(target, prompts).train(out, resume=out.exists())
+    recipe(target, prompts).train(out, resume=True)
+    recipe(target, prompts).train(tmp_path / "whole")
+    files = [folder / "model.safetensors" for folder in (out, tmp_path / "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_killed_process_continues(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """kill -9 in the second phase; the result is that of a run on the same answers, left alone."""
+    out, options = tmp_path / "out", OPTIONS | {"max_steps": 40}
+    code = (
+        "from pathlib import Path; from forerun.training.recipes.draft import Draft; "
+        f"Draft(model={str(target)!r}, prompts=Path({str(prompts)!r}), **{options!r})"
+        f".train(Path({str(out)!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | source_path())
+    end = time.monotonic() + 300
+    while not (out / "state" / "pretrain.pt").exists():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (out / "model.safetensors").exists()
+    shutil.copytree(out, tmp_path / "again")
+    made = [tmp_path / "again", out]
+    for folder in made:
+        recipe(target, prompts, **options).train(folder, resume=True)
+    shutil.copytree(out / "data", tmp_path / "whole" / "data")
+    recipe(target, prompts, **options).train(tmp_path / "whole")
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    for folder in made:
+        found = load_file(folder / "model.safetensors")
+        assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+def source_path() -> dict[str, str]:
+    """The environment in which a child process finds this package."""
+    return {"PYTHONPATH": str(Path(forerun.__file__).parents[1])}
+
+
+def test_another_tokenizer_is_refused_on_resume(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    copy, out = shutil.copytree(target, tmp_path / "target"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        recipe(copy, prompts).train(out, watch=kill_in("pretrain"))
+    make_tokenizer(copy, 280)
+    with pytest.raises(ConfigError, match="tokenizer_hash"):
+        recipe(copy, prompts).train(out, resume=True)
+
+
+def test_a_vocabulary_with_padding(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """288 tokens in 320 rows: the draft has the rows, and proposes tokens only."""
+    from transformers import AutoModelForCausalLM
+
+    padded, out = shutil.copytree(target, tmp_path / "target"), tmp_path / "out"
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(padded)
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    with torch.no_grad():  # padding as if it were trained
+        model.lm_head.weight[288:].normal_(0.0, 0.45)
+    model.save_pretrained(padded)
+    recipe(padded, prompts, loss="fkl", top_k=4).train(out)
+    assert AutoModelForCausalLM.from_pretrained(out).config.vocab_size == 320
+    served = forerun.load(str(padded), dtype="fp32")
+    sampling = Sampling(temperature=0, max_new_tokens=12)
+    plain = served.generate(["the cat"], sampling, drafter="none")[0]
+    drafted = served.generate(["the cat"], sampling, drafter=f"draft_model:model={out}")[0]
+    assert drafted.samples[0].tokens == plain.samples[0].tokens
+    assert drafted.stats.drafted > 0

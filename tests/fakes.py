@@ -172,6 +172,7 @@ class FakeRunner:
     """What `draft_model` asks of a model runner, from a law over tokens; its passes are cheap."""
 
     cost = Cost((1, 65), (0.01, 0.02))
+    between_steps = None
 
     def __init__(self, law: Callable[[Many[int]], np.ndarray]) -> None:
         self.law, self.context, self.vocab_size = law, 10_000, VOCAB

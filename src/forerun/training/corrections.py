@@ -187,9 +187,7 @@ class Corrections:
                 request.rows.append(row)
                 request.tops.append(self._top(step.laws[i].rows.row(node)))
 
-    def _count(
-        self, stats: RequestStats, step: Step, i: int, tried: list[tuple[int, int]]
-    ) -> None:
+    def _count(self, stats: RequestStats, step: Step, i: int, tried: list[tuple[int, int]]) -> None:
         tree = step.trees[i]
         stats.steps += 1
         stats.tokens += len(step.emitted[i])
@@ -203,7 +201,7 @@ class Corrections:
             stats.overlap += float(overlap)
 
     def _top(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """Ids [k] and log-probabilities [k] of the most likely tokens, and log of the other mass."""
+        """Ids [k] and log-probabilities [k] of the likeliest tokens; log of the other mass."""
         row = np.array(logits[: self.vocab_size], np.float64)
         row -= row.max()
         row -= np.log(np.exp(row).sum())

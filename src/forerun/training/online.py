@@ -53,7 +53,7 @@ class OnlineOptions:
     rate: float = 1e-4  # learning rate of AdamW
     clip: float = 1.0  # largest norm of the gradient
     top_k: int = 64  # target probabilities stored per row; 0: all
-    max_tokens: int = 65536  # of a class's buffer
+    buffer_tokens: int = 65536  # of the texts in a buffer
     max_length: int = 512  # rows beyond it are not recorded
     hold_every: int = 8  # every n-th request is held out; 0: none, and no fall-back
     held: int = 4  # held-out requests that are kept
@@ -64,7 +64,7 @@ class OnlineOptions:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
-        smallest = {"interval": 1, "max_tokens": 1, "max_length": 2, "held": 1}
+        smallest = {"interval": 1, "buffer_tokens": 1, "max_length": 2, "held": 1}
         for name in ("top_k", "hold_every", "tolerance"):
             smallest[name] = 0
         for name, least in smallest.items():
@@ -133,13 +133,15 @@ class Learner:
     @torch.no_grad()
     def acceptance(self, episode: Episode, weights: State | None = None) -> float:
         """Mean of sum_x min(p(x), q(x)) at the rows of an episode, at temperature 1."""
-        return float(
-            losses.expected_acceptance(self._logits(episode, weights), _teacher(episode))
-        )
+        return float(losses.expected_acceptance(self._logits(episode, weights), _teacher(episode)))
 
     def copied(self) -> State:
         """A copy of the trained weights."""
         return {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def state(self) -> State:
+        """A copy of all tensors, named as in the Hugging Face checkpoint."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     @torch.no_grad()
     def reset(self, weights: State) -> None:
@@ -253,7 +255,7 @@ class OnlineLearner:
             learner.version += 1
 
     def _end(self, kind: str, episode: Episode | None, is_held: bool, stats: RequestStats) -> None:
-        buffer = self.buffers.setdefault(kind, ErrorBuffer(self.options.max_tokens))
+        buffer = self.buffers.setdefault(kind, ErrorBuffer(self.options.buffer_tokens))
         if is_held and episode is not None:
             self._held.append((kind, episode))
         buffer.add(None if is_held else episode)
@@ -264,10 +266,9 @@ def draft_module(name: str) -> Any:
     """A draft as a transformers model in float32. Raises ConfigError if it cannot be trained."""
     from transformers import AutoModelForCausalLM
 
-    from forerun.models.paths import check_config
     from forerun.models.families import HEAD_SIZE
     from forerun.models.hf_load import load_whole
-    from forerun.models.paths import located, model_folder
+    from forerun.models.paths import check_config, located, model_folder
 
     folder = model_folder(located(name))
     if check_config(folder).get(HEAD_SIZE) is not None:

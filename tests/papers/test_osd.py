@@ -326,7 +326,12 @@ def test_greedy_texts_do_not_depend_on_updates(pair: tuple[Path, Path]) -> None:
     prompts, how = ["the cat", "one two", "three"], {"temperature": 0, "max_new_tokens": 30}
     plain = model.generate(prompts, drafter="none", **how)
     drafted = model.generate(
-        prompts, drafter=drafter, controller=Fixed(nodes=4, depth=4), batch=1, on_step=disturb, **how
+        prompts,
+        drafter=drafter,
+        controller=Fixed(nodes=4, depth=4),
+        batch=1,
+        on_step=disturb,
+        **how,
     )
     assert [r.samples[0].tokens for r in drafted] == [r.samples[0].tokens for r in plain]
     assert len(versions) == 3

@@ -211,7 +211,7 @@ def test_an_update_that_hurts_falls_back_to_the_average(pair: tuple[Path, Path])
     with torch.no_grad():
         far.lm_head.weight.neg_()  # a teacher that likes what the target dislikes
     text = [5, 9, 40, 7, 81, 100, 3, 60]
-    options = OnlineOptions(rate=0.1, tolerance=0.02)
+    options = OnlineOptions(rate=1.0, tolerance=0.02)
     learner = Learner(copy.deepcopy(target), options)
     learner.held.append(episode_of(text, [2, 3, 4, 5], target))
     assert learner.acceptance(learner.held[0]) == pytest.approx(1.0, abs=1e-3)
@@ -254,7 +254,7 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replayed(pair: tuple[Path, Path], traffic: Path, out: Path, **options: Any) -> Any:
     """Results of a replay: rows, and the weights of each class."""
-    made = {"interval": 2, "rate": 3e-3, "max_tokens": 24, "hold_every": 0} | options
+    made = {"interval": 2, "rate": 1e-2, "max_tokens": 24, "hold_every": 0} | options
     recipe = OnlineDraft(replay=traffic, model=str(pair[0]), draft=str(pair[1]), **made)
     recipe.train(out)
     rows = [json.loads(line) for line in (out / RESULTS).read_text().splitlines()]

@@ -37,6 +37,8 @@ def create_app(service: Service) -> FastAPI:
         service.abort()
         service.lanes.close()
         await asyncio.to_thread(service.worker.join, 5.0)  # lets the current step finish
+        if service.learning is not None:
+            await asyncio.to_thread(service.learning.join, 5.0)  # and the current slice
 
     app = FastAPI(
         title="forerun",

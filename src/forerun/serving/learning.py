@@ -3,17 +3,16 @@
 The learner works in slices; a slice computes one text. While requests run, the time of its slices
 and of recording is at most `share` of the time that passes, plus one slice. While none runs, it
 works without a limit: a request that arrives waits for nothing, it shares the processor with one
-slice at most. An error ends the learning, never a request.
+slice at most. The thread has the usual priority: with a lower one it could be suspended while it
+holds the interpreter's lock, and the engine would wait. An error ends the learning, never a
+request.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -27,7 +26,6 @@ from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
 log = logging.getLogger("forerun.serving")
 MAX_DEBT_SECONDS = 1.0  # beyond it no further request is recorded
 IDLE_SECONDS = 0.2  # between two looks for work
-NICE = 19  # of the learning thread
 
 
 class TimeShare:
@@ -89,6 +87,12 @@ class Learning:
         if found is not self.drafter:
             self.drafter = found
             self._unpublished |= set(self.learner.learners)
+
+    def warm_up(self) -> None:
+        """Computes a gradient once, so that the first slice is no longer than others."""
+        for kind in self.drafter.router.classes:
+            self.learner.learner(kind)
+        self.learner.warm_up()
 
     def start(self) -> None:
         """Starts the thread."""
@@ -160,9 +164,6 @@ class Learning:
             self._wake.notify()
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             while self._wait_for_work():
                 self._work()

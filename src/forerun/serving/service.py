@@ -101,6 +101,8 @@ class Service:
         """Compiles all kernels."""
         for part in (self.model.target, self.verifier):
             part.warm_up()
+        if self.learning is not None:
+            self.learning.warm_up()
 
     def prepare(self, job: Job) -> None:
         """Compiles the constraints of a request. Raises ApiError."""

@@ -27,6 +27,7 @@ from . import losses
 from .corrections import ClassOf, Corrections, Episode, ErrorBuffer, RequestStats
 from .losses import TopK
 
+WARMUP = 10  # updates until the full learning rate: the first steps of AdamW are noisy
 MIX = 0.9  # share of the forward KL in loss "mix"
 State = dict[str, Tensor]
 
@@ -117,6 +118,8 @@ class Learner:
             raise DataError(
                 f"loss became {loss} at update {self.version + 1}; try a lower learning rate"
             )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.rate * min(1.0, (self.version + 1) / WARMUP)
         self.optimizer.step()
         self.loss, self.num_rows = loss, self.num_rows + total
         yield
@@ -144,11 +147,14 @@ class Learner:
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     @torch.no_grad()
-    def reset(self, weights: State) -> None:
-        """Replaces the weights and their average; the optimizer starts again."""
+    def _load(self, weights: State) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
-            self.average[name].copy_(weights[name])
+
+    def reset(self, weights: State) -> None:
+        """Replaces the weights and their average; the optimizer starts again."""
+        self._load(weights)
+        self.average = self.copied()
         self.optimizer = self._optimizer()
 
     def _check(self) -> Iterator[None]:
@@ -163,7 +169,7 @@ class Learner:
             old += share * self.acceptance(episode, self.average)
             yield
         if new < old - self.options.tolerance:
-            self.reset({name: average.clone() for name, average in self.average.items()})
+            self._load(self.average)  # the optimizer keeps its moments
             self.num_fallbacks += 1
 
     def _logits(self, episode: Episode, weights: State | None = None) -> Tensor:
@@ -210,6 +216,14 @@ class OnlineLearner:
             hold_every=options.hold_every,
             compat=options.compat,
         )
+
+    def warm_up(self) -> None:
+        """Computes a gradient for each class once; changes no weight."""
+        row = np.zeros((1, 1), np.float32)
+        tokens, rows, ids = np.zeros(2, np.int32), np.array([1]), np.zeros((1, 1), np.int32)
+        for learner in self.learners.values():
+            learner.divergence(Episode(tokens, rows, ids, row - 1.0, row[0])).backward()
+            learner.optimizer.zero_grad()
 
     def observe(self, step: Step) -> None:
         """Records the corrections of a step. Called by the engine's thread."""

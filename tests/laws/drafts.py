@@ -232,6 +232,16 @@ DRAFTERS: dict[str, Draft] = {
         Plan(2, 2),
         (1, 3),
     ),
+    "online": (
+        lambda: registry.get("drafter", "online")(model=lambda: FakeRunner(DRAFT)),
+        CHAIN,
+        (3,),
+    ),
+    "online, ragged batch": (
+        lambda: registry.get("drafter", "online")(model=lambda: FakeRunner(DRAFT)),
+        Plan(1, 1),
+        (2, 3),
+    ),
     "auto with a draft model": (made("auto", model=FakeRunner(DRAFT), run=1), CHAIN, (3,)),
     "router": (
         composed(

@@ -44,6 +44,9 @@ SETTINGS = (  # fields of `Settings` with an option of the same name
     "drain",
     "text_timeout",
     "grammar_timeout",
+    "learn",
+    "learn_interval",
+    "learn_rate",
 )
 OPTIONS = {  # fields of `Settings` with an option of another name
     "request_timeout": "timeout",
@@ -76,6 +79,28 @@ Constraint = Annotated[
         "--constraint",
         help="Constraint for requests, NAME or NAME=SPEC, e.g. book=corpus:index=FILE.",
         rich_help_panel=options.METHODS,
+    ),
+]
+Learn = Annotated[
+    float,
+    typer.Option(
+        "--learn",
+        help="Share of time for training the draft while requests run, 0 to 1; 0: off.",
+        rich_help_panel=options.METHODS,
+    ),
+]
+LearnInterval = Annotated[
+    int,
+    typer.Option(
+        "--learn-interval",
+        help="Finished requests per update of the draft.",
+        rich_help_panel=options.METHODS,
+    ),
+]
+LearnRate = Annotated[
+    float,
+    typer.Option(
+        "--learn-rate", help="Learning rate of the draft.", rich_help_panel=options.METHODS
     ),
 ]
 Engines = Annotated[
@@ -147,6 +172,9 @@ def command(
     constraint: Constraint = [],  # noqa: B006
     allow_lossy: Lossy = False,
     share_prefixes: SharePrefixes = False,
+    learn: Learn = 0.0,
+    learn_interval: LearnInterval = 8,
+    learn_rate: LearnRate = 1e-4,
     operator: Operator = [],  # noqa: B006
     replicas: Engines = 1,
     max_seqs: MaxSeqs = 32,
@@ -169,7 +197,11 @@ def command(
 ) -> int:
     """Serve a model over HTTP with an OpenAI-compatible API."""
     with exit_at_once(EARLY_INTERRUPT):  # imports may drop KeyboardInterrupt
+        if learn:
+            _check_learn(replicas)
         _check(replicas, context, device)
+        if learn:
+            ctx.params["drafter"] = drafter or _online_draft(model, method)
         settings = _settings(ctx.params)
         keys, template = _keys(api_keys), _template(chat_template, model)
         _check_tenants(settings, keys)
@@ -331,6 +363,32 @@ def _check(replicas: int, context: int | None, device: str) -> None:
         ray_module("--replicas")
 
 
+def _check_learn(replicas: int) -> None:
+    """Raises ConfigError unless one engine learns."""
+    if replicas != 1:
+        raise ConfigError("--learn works with one engine; leave out --replicas")
+
+
+def _online_draft(model: str, methods: list[str]) -> str | None:
+    """The default method that learns: the draft that comes with the model.
+
+    None if another method is given that may learn. Raises ConfigError without a draft.
+    """
+    from forerun.models.draft_link import companion
+    from forerun.models.identity import local_folder
+
+    if any("online" in spec for spec in methods):
+        return None
+    folder = local_folder(model)
+    found = companion(folder) if folder else None
+    if found is None:
+        raise ConfigError(
+            f"--learn needs a draft, and model {model!r} comes with none; name one with --drafter "
+            "online:model=DRAFT"
+        )
+    return f"online:model={found}"
+
+
 def _load(
     name: str,
     dtype: str,
@@ -413,6 +471,11 @@ def _check_tenants(settings: Settings, keys: Keys) -> None:
         notice(
             f"warning: {', '.join(shared)} learns from all tenants together, who can observe each "
             "other's texts; use scope=tenant"
+        )
+    if len(keys.names) > 1 and settings.learn:
+        notice(
+            "warning: --learn trains one draft on the texts of all tenants; the speed of an answer "
+            "may show what others wrote"
         )
 
 

@@ -15,12 +15,13 @@ from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
 from forerun.serving.jobs import Job
 from forerun.serving.lanes import GRAMMAR
+from forerun.serving.learning import Learning
 from forerun.serving.limits import Limits, forget_body
 from forerun.serving.metrics import CONTENT_TYPE
 from forerun.serving.origins import Origins, check_json
 from forerun.serving.replies import ChatReply, CompletionReply
-from forerun.serving.request_parser import parse
-from forerun.serving.schemas import ChatRequest, CompletionRequest
+from forerun.serving.request_parser import parse, validated
+from forerun.serving.schemas import ChatRequest, CompletionRequest, LearningRequest
 from forerun.serving.service import Service
 
 
@@ -30,10 +31,14 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.worker.start(asyncio.get_running_loop())
+        if service.learning is not None:
+            service.learning.start()
         yield
         service.abort()
         service.lanes.close()
         await asyncio.to_thread(service.worker.join, 5.0)  # lets the current step finish
+        if service.learning is not None:
+            await asyncio.to_thread(service.learning.join, 5.0)  # and the current slice
 
     app = FastAPI(
         title="forerun",
@@ -140,6 +145,26 @@ def _add_state(app: FastAPI, service: Service) -> None:
         """Counters in Prometheus' form, over all tenants."""
         service.check_operator(request)
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    if service.learning is not None:
+        _add_learning(app, service, service.learning)
+
+
+def _add_learning(app: FastAPI, service: Service, learning: Learning) -> None:
+    @app.get("/learning")
+    async def state(request: Request) -> Response:
+        """The state of the learner, over all tenants."""
+        service.check_operator(request)
+        return Json(learning.describe())
+
+    @app.post("/learning", openapi_extra=_body(LearningRequest))
+    async def change(request: Request) -> Response:
+        """Switches learning on or off, or returns to the initial draft."""
+        service.check_operator(request)
+        check_json(request)
+        wanted = validated(LearningRequest, await request.body())
+        learning.set(enabled=wanted.enabled, share=wanted.share, reset=wanted.reset)
+        return Json(learning.describe())
 
 
 def _body(schema: Any) -> dict[str, Any]:

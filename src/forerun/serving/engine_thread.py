@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 
+from forerun.core.roles import Drafter
 from forerun.serving.admission import Admission, Group
 from forerun.serving.batch import Batch, MakeEngine
 from forerun.serving.errors import ApiError, shutting_down
@@ -81,6 +82,11 @@ class EngineThread:
         """Waits for the thread to end, after `close` or `abort`."""
         if self._thread.is_alive():
             self._thread.join(seconds)
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter of the current engine."""
+        return self._batch.dispatcher
 
     @property
     def num_running(self) -> int:

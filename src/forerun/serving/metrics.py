@@ -7,7 +7,7 @@ label `position` starts at 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Total
@@ -76,6 +76,19 @@ class Metrics:
         """Adds a gauge that calls `value` when it is read."""
         found = Gauge(f"{prefix}:{name}", text, [*self._labels], registry=self.registry)
         found.labels(**self._labels).set_function(value)
+
+    def gauges(
+        self,
+        name: str,
+        text: str,
+        label: str,
+        values: Mapping[str, Callable[[], float]],
+        prefix: str = "vllm",
+    ) -> None:
+        """Adds a gauge with one more label; each of its values is called when it is read."""
+        found = Gauge(f"{prefix}:{name}", text, [*self._labels, label], registry=self.registry)
+        for key, value in values.items():
+            found.labels(**self._labels, **{label: key}).set_function(value)
 
     def observe(self, step: Step) -> None:
         """Counts one step of the engine."""

@@ -10,7 +10,7 @@ import secrets
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from forerun.api import Model
 from forerun.core.sampling import Sampling
@@ -51,16 +51,13 @@ PLAIN = (
     "ignore_eos",
     "n",
 )
+Validated = TypeVar("Validated", bound=BaseModel)
 Body = TypeVar("Body", bound=Shared)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
     """The request in a body. Raises ApiError 400 with the first error."""
-    try:
-        request = kind.model_validate_json(body)
-    except ValidationError as error:
-        raise of_validation(error, kind) from None
-    check_keys(body)
+    request = validated(kind, body)
     for name, neutral in UNSUPPORTED.items():
         value = getattr(request, name, None)
         is_n = name == "best_of" and isinstance(value, int) and value == request.n
@@ -71,6 +68,16 @@ def parse(kind: type[Body], body: bytes) -> Body:
     if request.stream_options is not None and not request.stream:
         raise bad("stream_options needs stream to be true", "stream_options")
     return request
+
+
+def validated(kind: type[Validated], body: bytes) -> Validated:
+    """A body by its schema. Raises ApiError 400 with the first error."""
+    try:
+        found = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise of_validation(error, kind) from None
+    check_keys(body)
+    return found
 
 
 def check_keys(body: bytes) -> None:

@@ -35,6 +35,14 @@ class Speculation(Strict):
     trace: bool | None = None
 
 
+class LearningRequest(Strict):
+    """A change of the learner. share: of time. reset: return to the initial draft."""
+
+    enabled: bool | None = None
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    reset: bool = False
+
+
 class Part(Strict):
     """A part of a message's content."""
 

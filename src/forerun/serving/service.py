@@ -12,16 +12,20 @@ from forerun import __version__, registry
 from forerun.api import Model
 from forerun.constraints._penalties import Adjust
 from forerun.constraints._request import RequestConstraint
+from forerun.core.records import Step
 from forerun.core.roles import Verifier, name_of
+from forerun.drafters.online import online_parts
 from forerun.engine.engine import Engine
 from forerun.engine.generation import record_logprobs
 from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops
+from forerun.errors import ConfigError
 from forerun.models.tokenizer import TextStream
 from forerun.serving.asap_memories import AsapMemories
 from forerun.serving.engine_thread import EngineThread
 from forerun.serving.jobs import Job
 from forerun.serving.lanes import Lanes
+from forerun.serving.learning import Learning
 from forerun.serving.methods import Constraints, Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
 from forerun.serving.request_parser import Intake
@@ -33,6 +37,7 @@ from forerun.serving.templates import Messages
 from forerun.serving.tenants import Keys
 from forerun.serving.text_workers import COMPILE, TextWorkers, Work
 from forerun.serving.token_text import TokenText
+from forerun.training.online import OnlineOptions
 
 WEIGHTED = "weighted"  # the verifier that draws by AWRS where a request asks for it
 PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs
@@ -61,6 +66,7 @@ class Service:
             verifier = registry.make("verifier", WEIGHTED, rule=verifier)
         self.verifier = verifier
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
+        self.learning: Learning | None = None
         tokenizer = model.tokenizer
 
         def chat_text(template: object, messages: Messages, tools: Messages | None) -> str:
@@ -88,11 +94,15 @@ class Service:
         prompts, size = "Prompts with bounds of ASAp", "Bytes of the bounds of ASAp"
         self.metrics.gauge("asap_prompts", prompts, lambda: self.asap.num_prompts, "forerun")
         self.metrics.gauge("asap_bytes", size, lambda: self.asap.num_bytes, "forerun")
+        if settings.learn:
+            self.learning = self._new_learning(settings.learn)
 
     def warm_up(self) -> None:
         """Compiles all kernels."""
         for part in (self.model.target, self.verifier):
             part.warm_up()
+        if self.learning is not None:
+            self.learning.warm_up()
 
     def prepare(self, job: Job) -> None:
         """Compiles the constraints of a request. Raises ApiError."""
@@ -109,6 +119,18 @@ class Service:
         """Whether `prepare` has anything to do."""
         return job.wanted is not None or bool(self.constraints.hard(job.constraints))
 
+    def _new_learning(self, share: float) -> Learning:
+        """The learner of the first method that can learn. Raises ConfigError without one."""
+        found = online_parts(self.worker.drafter)
+        if not found:
+            raise ConfigError(
+                "learn needs a draft model that takes new weights; name one with --drafter "
+                "online:model=DRAFT"
+            )
+        settings = self.settings
+        options = OnlineOptions(interval=settings.learn_interval, rate=settings.learn_rate)
+        return Learning(found[0], share, options, self.metrics, lambda: self.worker.num_running)
+
     def close(self) -> None:
         """Accepts no more requests; accepted ones continue."""
         self.worker.close()
@@ -116,6 +138,8 @@ class Service:
     def abort(self) -> None:
         """Ends all remaining requests with an error."""
         self.worker.abort()
+        if self.learning is not None:
+            self.learning.close()
         self.texts.abort()
 
     def tenant(self, request: Request) -> str:
@@ -143,6 +167,9 @@ class Service:
         self.asap.clear()  # a fault may have left it in the middle of a change
         model, dispatcher = self.model, self.methods.dispatcher(self.verifier)
         controllers = MethodControllers(self.settings.controller, dispatcher)
+        if self.learning is not None:
+            self.learning.attach(dispatcher)
+        learns = [self._learn] if self.settings.learn else []
         engine = Engine(
             model.target,
             dispatcher,
@@ -154,10 +181,15 @@ class Service:
                 *self.constraints.gates(),
                 RequestConstraint(model.tokenizer),
             ),
-            listeners=[record_logprobs, self.metrics.observe, recorder],
+            listeners=[record_logprobs, self.metrics.observe, recorder, *learns],
             max_seqs=self.settings.max_seqs,
         )
         return engine, dispatcher, controllers
+
+    def _learn(self, step: Step) -> None:
+        """Listener: what the learner sees of a step."""
+        if self.learning is not None:
+            self.learning.observe(step)
 
     def _fingerprint(self) -> str:
         target = self.model.target

@@ -49,6 +49,9 @@ class Settings:
     grammar_timeout: float = 5.0  # seconds to compile the constraint of a request
     request_timeout: float = 600.0  # seconds from arrival to the last token
     drain: float = 30.0  # seconds to finish requests after a shutdown signal
+    learn: float = 0.0  # share of time for learning while requests run; 0: off
+    learn_interval: int = 8  # finished requests per update of the draft
+    learn_rate: float = 1e-4  # learning rate of the draft
     engine: int = 0  # number of this engine behind the port
     stall: float = 120.0  # seconds without a step until /health reports a stall
 
@@ -69,6 +72,12 @@ class Settings:
             raise ConfigError(
                 f"name must be text in UTF-8, got {self.name!r}; give another model name"
             ) from None
+        if not 0 <= self.learn <= 1:
+            raise ConfigError(f"learn must be a share of time from 0 to 1, got {self.learn}")
+        if self.learn_interval < 1:
+            raise ConfigError(f"learn_interval must be at least 1, got {self.learn_interval}")
+        if not 0 < self.learn_rate < math.inf:
+            raise ConfigError(f"learn_rate must be above 0, got {self.learn_rate}")
         if not 0 <= self.drain < math.inf:
             raise ConfigError(f"drain must be a number of seconds from 0 on, got {self.drain}")
         check_hosts(self.allowed_hosts)

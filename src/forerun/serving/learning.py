@@ -1,0 +1,264 @@
+"""Learning while serving: a thread that updates drafts within a share of time.
+
+The learner works in slices; a slice computes one text. While requests run, the time of its slices
+and of recording is at most `share` of the time that passes, plus one slice. While none runs, it
+works without a limit: a request that arrives waits for nothing, it shares the processor with one
+slice at most. The thread has the usual priority: with a lower one it could be suspended while it
+holds the interpreter's lock, and the engine would wait. An error ends the learning, never a
+request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from forerun.core.records import Sequence, Step
+from forerun.core.roles import Drafter
+from forerun.drafters.online import Online, online_parts
+from forerun.serving.metrics import Metrics
+from forerun.training.corrections import RequestStats
+from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
+
+log = logging.getLogger("forerun.serving")
+MAX_DEBT_SECONDS = 1.0  # beyond it no further request is recorded
+IDLE_SECONDS = 0.2  # between two looks for work
+
+
+class TimeShare:
+    """Seconds that may be spent while requests run: `share` of the time that passes.
+
+    Nothing is saved up, so in any interval of t seconds at most share * t seconds and one slice are
+    spent. All times are arguments.
+    """
+
+    def __init__(self, share: float, now: float) -> None:
+        self.share, self._debt, self._last = share, 0.0, now
+
+    def debt(self, now: float) -> float:
+        """Seconds spent ahead of the share."""
+        if now > self._last:
+            self._debt = max(0.0, self._debt - self.share * (now - self._last))
+            self._last = now
+        return self._debt
+
+    def spend(self, seconds: float, now: float) -> None:
+        """Counts seconds of work."""
+        self._debt = self.debt(now) + seconds
+
+    def wait(self, now: float) -> float:
+        """Seconds until work may go on."""
+        return self.debt(now) / self.share
+
+
+class Learning:
+    """The learner of a server: a listener of its engine, a thread, and an operator's switch.
+
+    num_running: number of running requests. Raises ConfigError if the draft cannot be trained.
+    """
+
+    def __init__(
+        self,
+        drafter: Online,
+        share: float,
+        options: OnlineOptions,
+        metrics: Metrics,
+        num_running: Callable[[], int],
+    ) -> None:
+        self.drafter, self.options, self.num_running = drafter, options, num_running
+        self.learner = OnlineLearner(
+            draft_module(str(drafter.model)), options, self._class_of, self._note
+        )
+        self.time = TimeShare(share, monotonic())
+        self.is_on, self.error = True, ""
+        self.seconds = 0.0  # of all work
+        self._unpublished: set[str] = set()  # classes with weights that wait for a free copy
+        self._wants_reset = self._is_closing = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="forerun-learner", daemon=True)
+        self._metrics(metrics)
+
+    def attach(self, drafter: Drafter) -> None:
+        """Takes the drafter of a new engine, after the first one or a fault."""
+        found = online_parts(drafter)[0]
+        if found is not self.drafter:
+            self.drafter = found
+            self._unpublished |= set(self.learner.learners)
+
+    def warm_up(self) -> None:
+        """Computes a gradient once, so that the first slice is no longer than others."""
+        for kind in self.drafter.router.classes:
+            self.learner.learner(kind)
+        self.learner.warm_up()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after its current slice."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+
+    def join(self, seconds: float) -> None:
+        """Waits for the thread to end."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def set(
+        self, *, enabled: bool | None = None, share: float | None = None, reset: bool = False
+    ) -> None:
+        """Switches learning on or off, changes the share, or returns to the initial weights."""
+        with self._wake:
+            if share is not None:
+                self.time = TimeShare(share, monotonic())
+            if enabled is not None:
+                self.is_on = enabled
+            self._wants_reset |= reset
+            self._wake.notify()
+
+    def observe(self, step: Step) -> None:
+        """Records corrections. Called by the engine's thread; never raises."""
+        if not self.is_on or self.error:
+            return
+        start = monotonic()
+        try:
+            self.learner.observe(step)
+        except Exception as error:
+            self._fail(error)
+        now = monotonic()
+        self.seconds += now - start
+        self.time.spend(now - start, now)
+
+    def describe(self) -> dict[str, Any]:
+        """The state, for the operator."""
+        learners, buffers = self.learner.learners, self.learner.buffers
+        classes = {
+            kind: {
+                "version": version,
+                "updates": self.learner.version(kind),
+                "fallbacks": learners[kind].num_fallbacks if kind in learners else 0,
+                "buffered_tokens": buffers[kind].num_tokens if kind in buffers else 0,
+            }
+            for kind, version in self.drafter.versions().items()
+        }
+        return {
+            "enabled": self.is_on and not self.error,
+            "share": self.time.share,
+            "error": self.error or None,
+            "seconds": self.seconds,
+            "classes": classes,
+        }
+
+    def _class_of(self, seq: Sequence) -> str | None:
+        """The class of a request; None while recording is ahead of its share."""
+        is_late = self.time.debt(monotonic()) > MAX_DEBT_SECONDS
+        return None if is_late else self.drafter.class_of(seq)
+
+    def _note(self, kind: str, stats: RequestStats) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._work()
+        except Exception as error:
+            self._fail(error)
+
+    def _wait_for_work(self) -> bool:
+        """Waits until a class is due; False at the end."""
+        with self._wake:
+            while not self._is_closing:
+                if self._wants_reset or self._unpublished:
+                    return True
+                if self.is_on and self.learner.due() is not None:
+                    return True
+                self._wake.wait()
+        return False
+
+    def _work(self) -> None:
+        """One update with its publication, in slices; or a reset."""
+        if self._wants_reset:
+            self._wants_reset = False
+            self.learner.reset()
+            self._unpublished |= set(self.learner.learners)
+        kind = self.learner.due() if self.is_on else None
+        if kind is not None:
+            before, slices = self.learner.version(kind), self.learner.slices(kind)
+            while self._timed(lambda: next(slices, slices)) is not slices:
+                if not self._pause():
+                    return
+            if self.learner.version(kind) > before:
+                self._unpublished.add(kind)
+        for kind in sorted(self._unpublished):
+            if self._timed(lambda kind=kind: self._publish(kind)):  # type: ignore[misc]
+                self._unpublished.discard(kind)
+        if self._unpublished and kind is None:
+            self._sleep(IDLE_SECONDS)
+
+    def _publish(self, kind: str) -> bool:
+        state = self.learner.learner(kind).state()
+        return self.drafter.publish(kind, state, self.learner.version(kind))
+
+    def _timed(self, work: Callable[[], Any]) -> Any:
+        """The result of a slice; its time counts while requests run."""
+        start, was_busy = monotonic(), self.num_running() > 0
+        found = work()
+        now = monotonic()
+        self.seconds += now - start
+        if was_busy or self.num_running() > 0:
+            self.time.spend(now - start, now)
+        return found
+
+    def _pause(self) -> bool:
+        """Waits until the share allows another slice, or no request runs; False at the end."""
+        while not self._is_closing and self.num_running() > 0:
+            seconds = self.time.wait(monotonic())
+            if seconds <= 0:
+                break
+            self._sleep(min(seconds, IDLE_SECONDS))
+        return not self._is_closing
+
+    def _sleep(self, seconds: float) -> None:
+        with self._wake:
+            if not self._is_closing:
+                self._wake.wait(seconds)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the learning; requests go on with the weights of the last version."""
+        if not self.error:
+            self.error = f"{type(error).__name__}: {error}"
+            log.error("learning has stopped (%s); requests go on", self.error, exc_info=error)
+
+    def _metrics(self, metrics: Metrics) -> None:
+        learners = self.learner.learners
+
+        def fallbacks() -> int:
+            return sum(one.num_fallbacks for one in list(learners.values()))
+
+        def tokens() -> int:
+            return sum(buffer.num_tokens for buffer in list(self.learner.buffers.values()))
+
+        rows: dict[str, tuple[str, Callable[[], float]]] = {
+            "learner_enabled": (
+                "1 while the draft learns",
+                lambda: float(self.is_on and not self.error),
+            ),
+            "learner_failed": ("1 after an error ended it", lambda: float(bool(self.error))),
+            "learner_seconds": ("Time spent on learning", lambda: self.seconds),
+            "learner_fallbacks": ("Updates replaced by the average", fallbacks),
+            "learner_buffered_tokens": ("Tokens of recorded requests", tokens),
+        }
+        for name, (text, value) in rows.items():
+            metrics.gauge(name, text, value, "forerun")
+        versions = {
+            kind: lambda kind=kind: float(self.drafter.versions()[kind])  # type: ignore[misc]
+            for kind in self.drafter.router.classes
+        }
+        text = "Version of the draft that new requests get"
+        metrics.gauges("draft_version", text, "class", versions, "forerun")

@@ -1,0 +1,188 @@
+"""`forerun serve --learn`: versions rise while requests run; an operator ends it in one call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+import httpx
+from tiny import make_tiny
+
+import forerun
+from forerun.cli.main import main
+from forerun.errors import ConfigError
+from forerun.serving.learning import TimeShare
+from forerun.serving.service import Service
+from forerun.serving.settings import Settings
+from forerun.serving.tenants import Keys
+from served import Served, thread, wait_until
+
+ASK: dict[str, Any] = {"model": "tiny", "prompt": "the cat", "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A random target, and as its draft another one."""
+    folder = tmp_path_factory.mktemp("learning")
+    return make_tiny(folder / "target", seed=1), make_tiny(folder / "draft", seed=2)
+
+
+def settings(draft: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "methods": {"online": f"online:model={draft}"},
+        "default_method": "online",
+        "controller": "fixed:nodes=4,depth=4",
+        "learn": 1.0,
+        "learn_interval": 2,
+        "max_seqs": 4,
+        **more,
+    }
+
+
+@pytest.fixture
+def served(models: tuple[Path, Path]) -> Iterator[Served]:
+    with thread(forerun.load(models[0], max_seqs=4), **settings(models[1])) as found:
+        yield found
+
+
+def ask(served: Served, **more: Any) -> str:
+    reply = served.post("/v1/completions", json=ASK | more)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["text"]
+
+
+def version(served: Served) -> float:
+    return served.metric("forerun:draft_version")
+
+
+def ask_until(served: Served, least: float) -> None:
+    """Sends requests until new ones get a version."""
+
+    def holds() -> bool:
+        ask(served)
+        return version(served) >= least
+
+    wait_until(holds)
+
+
+def test_versions_rise_and_a_seed_gives_the_same_text(served: Served) -> None:
+    first, greedy = ask(served, seed=7), ask(served, temperature=0)
+    ask_until(served, 3)
+    assert ask(served, seed=7) == first, "seeded requests draft from the initial weights"
+    assert ask(served, temperature=0) == greedy
+    found = served.get("/learning").json()
+    assert found["enabled"] and found["error"] is None and found["seconds"] > 0
+    assert found["classes"]["all"]["version"] >= 3
+    assert served.metric("forerun:learner_seconds") > 0
+    assert served.metric("forerun:learner_enabled") == 1
+
+
+def test_one_call_switches_it_off_and_on_again(served: Served) -> None:
+    ask_until(served, 1)
+    reply = served.post("/learning", json={"enabled": False})
+    assert reply.status_code == 200 and reply.json()["enabled"] is False
+    learning = served.server.service.learning
+    wait_until(lambda: not learning._unpublished)
+    before = version(served)
+    updates = learning.learner.version("all")
+    for _ in range(6):
+        ask(served)
+    assert learning.learner.version("all") <= updates + 1  # one may have been at work
+    assert served.metric("forerun:learner_enabled") == 0
+    served.post("/learning", json={"enabled": True, "share": 0.5})
+    ask_until(served, before + 1)
+    assert served.get("/learning").json()["share"] == 0.5
+
+
+def test_a_reset_returns_to_the_initial_draft(served: Served) -> None:
+    ask_until(served, 2)
+    learning = served.server.service.learning
+    served.post("/learning", json={"enabled": False, "reset": True})
+    wait_until(lambda: not learning._wants_reset and not learning._unpublished)
+    first = learning.learner.first
+    assert all((first[n] == p).all() for n, p in learning.learner.learner("all").copied().items())
+    assert version(served) == learning.learner.version("all")
+
+
+def test_a_failing_learner_only_stops_learning(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    learning = served.server.service.learning
+
+    def broken(kind: str) -> Iterator[None]:
+        raise RuntimeError("no such weights")
+        yield
+
+    monkeypatch.setattr(learning.learner, "slices", broken)
+    with caplog.at_level(logging.ERROR, "forerun.serving"):
+        for _ in range(4):
+            ask(served)
+        wait_until(lambda: bool(learning.error))
+        for _ in range(4):
+            ask(served)
+    said = [r.getMessage() for r in caplog.records if "learning has stopped" in r.getMessage()]
+    assert said == ["learning has stopped (RuntimeError: no such weights); requests go on"]
+    assert served.metric("forerun:learner_failed") == 1
+    assert served.metric("forerun:learner_enabled") == 0 and version(served) == 0
+    assert served.get("/learning").json()["error"] == "RuntimeError: no such weights"
+
+
+def test_a_failing_listener_only_stops_learning(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning = served.server.service.learning
+
+    def broken(step: object) -> None:
+        raise RuntimeError("bad step")
+
+    monkeypatch.setattr(learning.learner, "observe", broken)
+    assert ask(served, temperature=0) == ask(served, temperature=0)
+    assert served.metric("forerun:learner_failed") == 1
+
+
+def test_only_operators_may_change_it(models: tuple[Path, Path]) -> None:
+    model = forerun.load(models[0], max_seqs=4)
+    keys, own = Keys.read(["a:ka", "b:kb"]), {"operators": ("a",)}
+    with thread(model, keys, **settings(models[1], **own)) as served:
+        for key, status in (("ka", 200), ("kb", 403), ("no", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            reply = httpx.post(f"{served.url}/learning", json={"enabled": False}, headers=headers)
+            assert reply.status_code == status
+        bad = {"json": {"share": 2}, "headers": {"Authorization": "Bearer ka"}}
+        assert httpx.post(f"{served.url}/learning", **bad).status_code == 400  # type: ignore[arg-type]
+
+
+def test_work_never_exceeds_its_share_by_more_than_a_slice() -> None:
+    """In every interval, against a recount of the busy time."""
+    time, now, busy = TimeShare(0.25, 0.0), 0.0, list[tuple[float, float]]()
+    for n in range(200):
+        slice_seconds = 0.01 + 0.04 * (n % 7)
+        now += time.wait(now)
+        busy.append((now, now + slice_seconds))
+        now += slice_seconds
+        time.spend(slice_seconds, now)
+        now += 0.5 * (n % 11 == 0)  # idle: nothing may be saved up
+    longest = max(b - a for a, b in busy)
+    for i in range(len(busy)):
+        for j in range(i, len(busy)):
+            spent = sum(b - a for a, b in busy[i : j + 1])
+            assert spent <= 0.25 * (busy[j][1] - busy[i][0]) + longest + 1e-9
+
+
+def test_what_cannot_learn_is_refused(
+    models: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="learn must be a share of time from 0 to 1, got 1.5"):
+        Settings(learn=1.5)
+    with pytest.raises(ConfigError, match="name one with --drafter online:model=DRAFT"):
+        Service(forerun.load(models[0]), Settings(learn=0.5))
+    assert main(["serve", str(models[0]), "--learn", "0.5"]) == 2
+    assert "comes with none; name one with --drafter online:model=DRAFT" in capsys.readouterr().err
+    assert main(["serve", "--learn", "0.5", "--replicas", "2"]) == 2
+    assert "--learn works with one engine" in capsys.readouterr().err

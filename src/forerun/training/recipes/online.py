@@ -27,7 +27,7 @@ from forerun.models.identity import local_folder
 from forerun.registry import ModelName
 from forerun.training import plans
 from forerun.training.corrections import RequestStats
-from forerun.training.draft_data import prompt_ids
+from forerun.training.drafts.data import prompt_ids
 from forerun.training.export import save
 from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
 from forerun.training.progress import Watch, counted, silent

@@ -19,6 +19,7 @@ from forerun.training.data import (
 from forerun.training.export import save
 from forerun.training.language_model import LanguageModel, Size, build_model
 from forerun.training.loop import Loop, LoopOptions
+from forerun.training.mixture import PackedBatches
 from forerun.training.optimizers import rate_factor
 from forerun.training.tokenizer import train_tokenizer
 
@@ -68,6 +69,16 @@ def test_an_epoch_shows_every_document_once(tmp_path):
     groups = Batches(documents, budget=128, accumulate=2).groups(epoch=0)
     assert sorted(np.concatenate(groups).tolist()) == list(range(len(documents)))
     assert groups[0].tolist() != Batches(documents, budget=128, seed=1).groups(0)[0].tolist()
+
+
+@pytest.mark.parametrize("kind", [Batches, PackedBatches])
+def test_documents_of_one_token_are_left_out(kind: type[Batches]) -> None:
+    """A micro-batch of them would have nothing to predict."""
+    documents = Documents.of([([1], 0)] * 40 + [([1, 2, 3], 0)])
+    for micro in next(kind(documents, budget=4, accumulate=2).steps()):
+        assert micro.tokens.tolist()[0][:3] == [1, 2, 3] and float(micro.weights.sum()) > 0
+    with pytest.raises(DataError, match="none of 1 documents has two tokens"):
+        next(kind(documents, only=np.array([3])).steps())
 
 
 def test_step_weights_sum_to_one_and_skip_padding(tmp_path):

@@ -210,10 +210,18 @@ class Batches:
         return [groups[i] for i in rng.permutation(len(groups))]
 
     def order(self, rng: np.random.Generator) -> np.ndarray:
-        """The documents in use, in random order."""
-        if self.only is None:
-            return rng.permutation(len(self.documents))
-        return self.only[rng.permutation(len(self.only))]
+        """The documents in use, in random order; one token alone predicts nothing and is left out.
+
+        Raises DataError if no document is left.
+        """
+        used = np.arange(len(self.documents)) if self.only is None else self.only
+        found = used[rng.permutation(len(used))]
+        found = found[self.documents.lengths()[found] > 1]
+        if not len(found):
+            raise DataError(
+                f"none of {len(used)} documents has two tokens or more; give more text to train on"
+            )
+        return found
 
     def rows_of(self, group: np.ndarray) -> list[np.ndarray]:
         """The documents in each row of a micro-batch; one per row."""

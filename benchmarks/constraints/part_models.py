@@ -2,7 +2,7 @@
 
 Validity is judged without the constraint: by `jsonschema`, SQLite, `re`, and a reader of SMILES.
 Accuracy: right fields of an extracted object, the expected call, a statement that SQLite compiles,
-valences. Log-likelihood: of whole texts under the unconstrained model, the measure of "Grammar-
+valences. Log-likelihood: of valid texts under the unconstrained model, the measure of "Grammar-
 Aligned Decoding".
 """
 
@@ -68,7 +68,7 @@ def run(setting: Setting) -> None:
     setting.write(
         "models",
         f"{setting.samples} texts of each problem, at most {setting.tokens} tokens, temperature 1; "
-        "right: share of valid texts; log-likelihood: mean of whole texts\n\n" + table(head, lines),
+        "right: share of valid texts; log-likelihood: mean of valid texts\n\n" + table(head, lines),
     )
 
 

@@ -126,6 +126,8 @@ def test_sql_problems_have_a_database_and_a_grammar(data_dir, model, module) -> 
     assert problems[2].check(reference) and problems[2].score(reference) == 1.0
     assert problems[2].score("SELECT nothing FROM nowhere;") == 0.0
     assert not problems[2].check("SELECT FROM author;")
+    assert not problems[2].check(f"{reference} {reference}"), "two statements"
+    assert not problems[2].check(reference.replace(";", "\0;"))
 
 
 def test_sygus_problems(data_dir, model, module) -> None:

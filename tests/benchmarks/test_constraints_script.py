@@ -188,7 +188,7 @@ def test_synthetic_laws_have_their_entropy_and_allowed_mass(module) -> None:
             assert -(np.exp(logp) * logp).sum() == pytest.approx(entropy, abs=1e-3)
             allowed = part.allowed_tokens(logp, 0.5, rng)
             mass = float(np.exp(logp[allowed]).sum())
-            assert allowed.any() and not allowed.all() and 0 < mass < 1
+            assert 0.1 < mass < 0.52, "at most the wanted mass, and one small token"
 
 
 def test_rows_survive_an_interruption_but_not_other_options(tmp_path: Path, module) -> None:

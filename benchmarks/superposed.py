@@ -36,7 +36,7 @@ from forerun.core.sampling import softmax
 from forerun.ngrams.index.counts import trie
 from forerun.ngrams.index.counts.trie import NgramModel
 from forerun.runner.soft_embeddings import MixedStream
-from forerun.search import superposed as method
+from forerun.search import _superposition as method
 from forerun.search.superposed import ORDER, Draft, Settings, rescored, superposed
 from forerun.tasks.reasoning import ReasoningTask
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the log while the rain fell on the plain ",
@@ -38,6 +39,15 @@ def make_tiny(folder: Path, *, seed: int = 0, context: int = 128, vocab: int = 2
             layer.self_attn.o_proj.weight.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     return folder
+
+
+def tokenizer_pair(folder: Path) -> tuple[Any, Any]:
+    """Two byte-level tokenizers of the same text, 262 and 320 tokens: the second merges more."""
+    from forerun.models.tokenizer import Tokenizer
+
+    for name, vocab in (("small", 262), ("large", 320)):
+        make_tokenizer(folder / name, vocab)
+    return Tokenizer.load(folder / "small"), Tokenizer.load(folder / "large")
 
 
 def make_tokenizer(folder: Path, vocab: int) -> None:

@@ -120,6 +120,7 @@ class OnDemand:
     """A model that is loaded when a row needs it."""
 
     def __init__(self, setting: Setting, name: str, **options: Any) -> None:
+        self.name = name
         self._load = lambda: loaded(setting, name, **options)
 
     @cached_property

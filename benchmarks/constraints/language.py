@@ -40,7 +40,7 @@ class Language:
     def __init__(self, model: Model, prompt: list[int], constraint: Constraint) -> None:
         self.model, self.prompt = model, prompt
         self.constraint = constraint.bind(model.tokenizer, model.target.vocab_size)
-        self.prefixes: list[Prefix] = []  # each after the one above it
+        self.prefixes: list[Prefix] = []  # by length, so that parents come first
         level: list[tuple[Prefix | None, tuple[int, ...]]] = [(None, ())]
         while level:
             level = self._expand(level)
@@ -107,13 +107,13 @@ def next_laws(model: Model, prefixes: Sequence[list[int]]) -> list[np.ndarray]:
     """The probabilities [V] of the token after each prefix, temperature 1."""
     found: dict[tuple[int, ...], np.ndarray] = {}
 
-    def hear(step: Step) -> None:
+    def record(step: Step) -> None:
         for i, (seq, law) in enumerate(zip(step.seqs, step.laws, strict=True)):
             row = law.rows.row(-1).astype(np.float64)
             found[tuple(seq.tokens[: step.start(i)])] = softmax(row)
 
     one_token = Sampling(max_new_tokens=1, ignore_eos=True, seed=0)
-    model.generate(list(prefixes), one_token, drafter="none", batch=BATCH, on_step=hear)
+    model.generate(list(prefixes), one_token, drafter="none", batch=BATCH, on_step=record)
     return [found[tuple(prefix)] for prefix in prefixes]
 
 

@@ -2,13 +2,14 @@
 
 Validity is judged without the constraint: by `jsonschema`, SQLite, `re`, and a reader of SMILES.
 Accuracy: right fields of an extracted object, the expected call, a statement that SQLite compiles,
-valences. Log-likelihood: of whole texts under the unconstrained model, the measure of "Grammar-
+valences. Log-likelihood: of valid texts under the unconstrained model, the measure of "Grammar-
 Aligned Decoding".
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from constraints.common import (
     OnDemand,
     Row,
     Setting,
+    Store,
     fits,
     generated,
     log_likelihood,
@@ -48,19 +50,7 @@ def run(setting: Setting) -> None:
                 if how != "free" and (why := refusal(how)):
                     setting.skip(how, why)
                     continue
-                rows = []
-                for problem in problems:
-                    key = f"{name}, {problem.kind}, {problem.name}, {how}"
-                    if key not in store.rows and needed.model is None:
-                        break
-                    if key not in store.rows and not fits(setting, needed.model, problem):
-                        continue
-
-                    def made(n: OnDemand = needed, p: tasks.Problem = problem, h: str = how) -> Row:
-                        assert n.model is not None
-                        return _row(n.model, p, h, setting)
-
-                    rows.append(store.row(key, made))
+                rows = _rows(setting, store, needed, how, problems)
                 if rows:
                     lines.append([f"{name}, {kind}", how, *_summary(rows)])
     head = ["texts", "sampling", "problems", "ended", "valid", "right", "log-likelihood", "tokens",
@@ -68,8 +58,25 @@ def run(setting: Setting) -> None:
     setting.write(
         "models",
         f"{setting.samples} texts of each problem, at most {setting.tokens} tokens, temperature 1; "
-        "right: share of valid texts; log-likelihood: mean of whole texts\n\n" + table(head, lines),
+        "right: share of valid texts; log-likelihood: mean of valid texts\n\n" + table(head, lines),
     )
+
+
+def _rows(
+    setting: Setting, store: Store, needed: OnDemand, how: str, problems: list[tasks.Problem]
+) -> list[Row]:
+    """The rows of one model and way for the problems that fit it; none without the model."""
+    rows = []
+    for problem in problems:
+        key = f"{needed.name}, {problem.kind}, {problem.name}, {how}"
+        if key not in store.rows:
+            if needed.model is None:
+                return rows
+            if not fits(setting, needed.model, problem):
+                continue
+            store.row(key, partial(_row, needed.model, problem, how, setting))
+        rows.append(store.rows[key])
+    return rows
 
 
 def _row(model: Model, problem: tasks.Problem, how: str, setting: Setting) -> Row:

@@ -34,6 +34,9 @@ def run(setting: Setting) -> None:
     if model is None:
         return
     problems = [one for one in problems if fits(setting, model, one)]
+    if not problems:
+        setting.skip("peers", "no problem fits; give fewer --tokens, or a model of more context")
+        return
     folder = setting.models / setting.model
     if not folder.exists():
         setting.skip("peers", f"{folder} is missing; give --models-dir the folder of checkpoints")
@@ -41,7 +44,7 @@ def run(setting: Setting) -> None:
     for drafter in ("none", "auto"):
         store.row(f"forerun, {drafter}", lambda d=drafter: _own(model, problems, d, setting))
     for engine in ENGINES:
-        if f"{engine}" in store.rows:
+        if engine in store.rows:
             continue
         python = _python_with(engine, setting)
         if python is None:

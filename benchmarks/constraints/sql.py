@@ -50,7 +50,7 @@ class Database:
                 return
 
     def _repair(self, problem: str, owners: dict[str, str]) -> bool:
-        """Adds the name that SQLite misses; returns whether it was one."""
+        """Adds the name that SQLite misses; returns whether the problem was a missing name."""
         if found := NO_TABLE.search(problem):
             self.tables[found.group(1).lower()]["id"] = None
         elif found := NO_COLUMN.search(problem):

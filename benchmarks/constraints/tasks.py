@@ -12,7 +12,7 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ TYPES = {
         "maxItems": 4,
     },
 }
+NO_STATEMENT = re.compile("syntax|incomplete|unrecognized|one statement|null char")  # of SQLite
 FIELD = re.compile(r'^  "(\w+)": (.+?),?$', re.MULTILINE)
 PATTERNS = {  # name -> request, expression, an example
     "date": (
@@ -70,6 +71,7 @@ PATTERNS = {  # name -> request, expression, an example
 MOLECULES = ("ethanol", "benzene", "acetic acid", "caffeine", "cyclohexane", "glycine")
 
 Check = Callable[[str], bool]
+Score = Callable[[str], float]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Problem:
     prompt: str
     constraint: Constraint
     check: Check
-    score: Callable[[str], float] | None = None
+    score: Score | None = None
     is_raw: bool = False
     max_tokens: int = 256
     schema: Any = None  # the JSON schema, where the constraint is one: peers take it as it is
@@ -97,7 +99,7 @@ def schemas() -> Iterator[Problem]:
         prompt = (
             f"{one['request']} Answer with a JSON document of this schema:\n{_short(one['schema'])}"
         )
-        yield _json(Problem("schemas", one["name"], prompt, _none(), bool), one["schema"])
+        yield _json("schemas", one["name"], prompt, one["schema"])
 
 
 def functions() -> Iterator[Problem]:
@@ -109,8 +111,7 @@ def functions() -> Iterator[Problem]:
             'Answer with one call: {"name": ..., "arguments": {...}}.'
         )
         call = {"name": one["name"], "arguments": one["arguments"]}
-        problem = Problem("functions", f"call {i}", prompt, _none(), bool, partial(_is_call, call))
-        yield _json(problem, schema)
+        yield _json("functions", f"call {i}", prompt, schema, partial(_is_call, call))
 
 
 def extraction(num: int = 40) -> Iterator[Problem]:
@@ -123,10 +124,8 @@ def extraction(num: int = 40) -> Iterator[Problem]:
         }
         schema = {"type": "object", "properties": properties, "required": list(properties)}
         schema["additionalProperties"] = False
-        problem = Problem(
-            "extraction", example.id, example.turns[0], _none(), bool, partial(task.score, example)
-        )
-        yield _json(problem, schema)
+        score = partial(task.score, example)
+        yield _json("extraction", example.id, example.turns[0], schema, score)
 
 
 def text_to_sql(data: Path) -> Iterator[Problem]:
@@ -211,15 +210,10 @@ def problems(kind: str, data: Path | None) -> Iterator[Problem]:
 KINDS = ("schemas", "functions", "extraction", "patterns", "molecules", "sql", "sygus")
 
 
-def _json(problem: Problem, schema: Any) -> Problem:
-    """The problem with a schema as its constraint, checked by the package jsonschema."""
-    return replace(
-        problem, constraint=JsonSchema(schema), check=partial(is_document, schema), schema=schema
-    )
-
-
-def _none() -> Constraint:
-    return JsonSchema({})  # replaced by `_json`
+def _json(kind: str, name: str, prompt: str, schema: Any, score: Score | None = None) -> Problem:
+    """A problem with a schema as its constraint, checked by the package jsonschema."""
+    check = partial(is_document, schema)
+    return Problem(kind, name, prompt, JsonSchema(schema), check, score, schema=schema)
 
 
 def is_document(schema: Any, text: str) -> bool:
@@ -271,7 +265,7 @@ def _parses(database: sql.Database, text: str) -> bool:
     """Whether SQLite finds no mistake of syntax in a statement."""
     problem = database.problem(text)
     is_whole = text.lstrip().upper().startswith("SELECT") and text.rstrip().endswith(";")
-    return is_whole and not re.search("syntax|incomplete|unrecognized", problem)
+    return is_whole and not NO_STATEMENT.search(problem)
 
 
 def _compiles(database: sql.Database, text: str) -> float:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
@@ -21,8 +20,9 @@ from forerun.core.mixins import is_kept
 from forerun.core.records import Step
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.core.sampling import Sampling, check_samples
+from forerun.engine.drafter_cache import DrafterCache
 from forerun.engine.engine import Engine, check_pair
-from forerun.engine.generation import Event, Run, Sample, record_logprobs
+from forerun.engine.generation import Event, Run, record_logprobs
 from forerun.engine.requests import (
     Prompts,
     Samplings,
@@ -31,11 +31,14 @@ from forerun.engine.requests import (
     check_batch,
     check_numbers,
     check_overrides,
+    check_role,
     check_tenant,
     sampling_per_prompt,
 )
+from forerun.engine.results import Result as Result
+from forerun.engine.results import results_of
 from forerun.engine.safe_drafter import SafeDrafter
-from forerun.engine.stats import Recorder, Stats
+from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
 from forerun.models.generation_config import warn_of_defaults
@@ -55,21 +58,6 @@ log = logging.getLogger("forerun")
 Messages = str | list[dict[str, str]]
 
 
-@dataclass(frozen=True)
-class Result:
-    """All samples of one prompt, and the sum of their statistics."""
-
-    prompt: str | list[int]
-    samples: list[Sample]
-    seed: int
-    stats: Stats = field(default_factory=Stats)
-
-    @property
-    def text(self) -> str:
-        """Text of the first sample."""
-        return self.samples[0].text
-
-
 class Model:
     """A target and its tokenizer, ready to generate. Made by `forerun.load`.
 
@@ -80,12 +68,11 @@ class Model:
         self, target: Target, tokenizer: Tokenizer, name: str = "", device: str = "auto"
     ) -> None:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
-        self._drafters: dict[str, Drafter] = {}
+        self._drafters = DrafterCache()
         self._constraints: dict[str, Shaper] = {}
         self.asap = AsapMemory()  # what constraint_sampling="asap" learned
         self._keeps_asap = False  # whether seeded runs use it too: it is kept in a file
-        self._making = Lock()  # each drafter is made once
-        self._with_files: set[str] = set()  # drafters with a memory file
+        self._making = Lock()  # each constraint is made once
         self._weights_version = getattr(target, "weights_version", 0)
         self._warned_verifiers: set[str] = set()
         self._has_warned_of_form = False
@@ -99,21 +86,7 @@ class Model:
         """
         run = self.run(prompts, sampling, **options)
         check_samples(run.samplings, "iterate over model.run(...), which keeps no samples")
-        samples: list[Sample] = []
-        try:
-            for sample in run:
-                samples.append(sample)
-        except BaseException as error:
-            error.samples = samples  # type: ignore[attr-defined]
-            raise
-        results = []
-        for i, prompt in enumerate(run.prompts):
-            own = sorted((s for s in samples if s.prompt_index == i), key=lambda s: s.index)
-            total = Stats()
-            for sample in own:
-                total.add(sample.stats)
-            results.append(Result(prompt, own, run.seed, total))
-        return results
+        return results_of(run)
 
     def chat(self, messages: Messages, sampling: Sampling | None = None, **options: Any) -> Result:
         """The answer to a conversation or one user message. `options` are those of `generate`.
@@ -190,17 +163,10 @@ class Model:
             how |= {"batch": batch, "tenant": tenant, "numbers": numbers, "on_step": on_step}
             search: Any = registry.get("search", "particles")
             return search.runs(self, texts, requests, how)
-        recorder = Recorder()
-        listeners: list[Callable[[Step], None]] = [on_step, recorder] if on_step else [recorder]
-        if any(one.logprobs is not None for one in given):
-            listeners.insert(0, record_logprobs)
-        if any(one.allowed_mass for one in given):
-            listeners.insert(0, record_allowed_mass)
-        chosen = self.drafter(drafter)
-        shapers = [one for one in asked if not isinstance(one, Constraint)]
-        is_tested = any(one.constraint_method == "awrs" for one in given)
-        rule = self._rule(verifier, is_tested)
-        engine = self._engine(chosen, rule, controller, shapers, listeners, batch)
+        recorder, chosen = Recorder(), self.drafter(drafter)
+        listeners = _listeners(given, on_step, recorder)
+        rule = self._rule(verifier, given)
+        engine = self._engine(chosen, rule, controller, asked, listeners, batch)
         run = Run(
             self,
             engine,
@@ -241,14 +207,9 @@ class Model:
         version = getattr(self.target, "weights_version", 0)
         if version == self._weights_version:
             return
-        with self._making:
-            self._weights_version = version
-            self.asap.clear()
-            self._drafters = {
-                spec: drafter
-                for spec, drafter in self._drafters.items()
-                if spec in self._with_files
-            }
+        self.asap.clear()
+        self._drafters.drop_learned()
+        self._weights_version = version  # last: until then other threads drop it too
 
     def _check_form(self, prompts: list[str | list[int]]) -> None:
         """Warns once if a prompt of an embedded model is not in the form of its training data."""
@@ -261,12 +222,12 @@ class Model:
                 "nonsense; use model.chat(text), or load another model"
             )
 
-    def _rule(self, verifier: str | Verifier, is_tested: bool) -> Verifier:
-        """The verifier of a name; is_tested: with AWRS for the requests that ask for it."""
+    def _rule(self, verifier: str | Verifier, given: Many[Sampling]) -> Verifier:
+        """The verifier of a name, with AWRS for the requests that ask for it."""
         rule = verifier
         if isinstance(rule, str):
             rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
-        _check_role("verifier", rule, Verifier)
+        check_role("verifier", rule, Verifier)
         if not rule.lossless and name_of(rule) not in self._warned_verifiers:
             self._warned_verifiers.add(name_of(rule))
             log.warning(
@@ -275,6 +236,7 @@ class Model:
                 name_of(rule),
                 registry.DEFAULT_VERIFIER,
             )
+        is_tested = any(one.constraint_method == "awrs" for one in given)
         if is_tested and not isinstance(rule, Weighted):
             return Weighted(rule=rule)
         return rule
@@ -288,11 +250,11 @@ class Model:
         listeners: Many[Callable[[Step], None]],
         batch: int | None,
     ) -> Engine:
-        """An engine of these parts, with compiled kernels."""
+        """An engine of these parts, with compiled kernels; constraints are in the requests."""
         planner = controller
         if isinstance(planner, str):
             planner = registry.make("controller", planner)
-        _check_role("controller", planner, Controller)
+        check_role("controller", planner, Controller)
         check_pair(drafter, rule)
         jit_cache.watch(log.warning)  # before the controller compiles kernels to measure them
         with self.target.lock:  # controllers measure passes
@@ -304,7 +266,7 @@ class Model:
                 stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
                 shapers=(
                     Adjust(self.tokenizer.eos_ids),
-                    *shapers,
+                    *(one for one in shapers if not isinstance(one, Constraint)),
                     RequestConstraint(self.tokenizer),
                 ),
                 listeners=listeners,
@@ -330,19 +292,15 @@ class Model:
 
     def drafter(self, spec: str | Drafter) -> Drafter:
         """The drafter of a name, always the same object for the same string."""
-        if not isinstance(spec, str):
-            _check_role("drafter", spec, Drafter)
-            return spec
-        if spec not in self._drafters:
-            with self._making:
-                if spec not in self._drafters:
-                    self._drafters[spec] = registry.make("drafter", spec, **self.offers)
-        return self._drafters[spec]
+        if isinstance(spec, str):
+            return self._drafters.get(spec, self.offers)
+        check_role("drafter", spec, Drafter)
+        return spec
 
     def constraint(self, spec: str | Shaper) -> Shaper:
         """The constraint of a name, ready for this model; the same object for the same text."""
         if not isinstance(spec, str):
-            _check_role("constraint", spec, Shaper)
+            check_role("constraint", spec, Shaper)
             return spec.bind(self.tokenizer, self.target.vocab_size)
         with self._making:
             if spec not in self._constraints:
@@ -365,7 +323,7 @@ class Model:
         from forerun.state.drafter_files import MemoryFile, origin_of
 
         if isinstance(drafter, str):
-            self._with_files.add(drafter)
+            self._drafters.pin(drafter)
         return MemoryFile(path, self.drafter(drafter), origin_of(self, tenant), self.target.lock)
 
     def asap_memory(self, path: Path | str, *, tenant: str = "") -> AsapFile:
@@ -388,25 +346,19 @@ class Model:
         Memory shared by several drafters is reported for the first.
         """
         with self.target.lock:
-            report = dict(self.target.memory_report())
-            held = {spec: part.memory_report() for spec, part in list(self._drafters.items())}
-        seen: set[Hashable] = set()
-        for spec, sizes in held.items():
-            for part, size in sizes.items():
-                key = getattr(size, "key", (spec, part))
-                if key not in seen:
-                    report[f"{spec}: {part}"] = size
-                seen.add(key)
-        return report
+            return dict(self.target.memory_report()) | self._drafters.memory_report()
 
 
-def _check_role(kind: str, part: Any, role: type) -> None:
-    """Raises ConfigError unless `part` is a `role`."""
-    if not isinstance(part, role):
-        hint = '; drafter="none" decodes without drafts' if kind == "drafter" else ""
-        raise ConfigError(
-            f"expected the name of a {kind} or a {role.__name__} object, got {part!r}{hint}"
-        )
+def _listeners(
+    given: Many[Sampling], on_step: Callable[[Step], None] | None, recorder: Recorder
+) -> list[Callable[[Step], None]]:
+    """What hears each step, in order: `on_step` finds what the requests had recorded."""
+    found: list[Callable[[Step], None]] = []
+    if any(one.allowed_mass for one in given):
+        found.append(record_allowed_mass)
+    if any(one.logprobs is not None for one in given):
+        found.append(record_logprobs)
+    return [*found, *([] if on_step is None else [on_step]), recorder]
 
 
 def load(

@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
-from transformers import PreTrainedTokenizerFast
+from three_tokens import END, TOKENS, three_tokens, word_tokens
 
 from drafts import DRAFTERS, TREE, Says, composed, grown, made, stand
 from fakes import exact_law, sequence
@@ -29,21 +27,9 @@ from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
 from forerun.core.tree import IID, POINT, Proposal, TreeBuilder
 from forerun.core.tree_template import grid
-from forerun.models.tokenizer import Tokenizer
 from harness import PROMPT, TARGET, Draft, check
 
-TOKENS, END = ("a", "b", "<end>"), 2
-
-
-def tokenizer() -> Tokenizer:
-    """Tokens a, b and the end token: the three ids of the fake targets."""
-    backend = Backend(models.WordLevel({t: i for i, t in enumerate(TOKENS)}, unk_token="a"))
-    backend.decoder = decoders.ByteLevel()
-    inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    return Tokenizer(inner, [END])
-
-
-TOKENIZER = tokenizer()
+TOKENIZER = three_tokens()
 TEXTS = r"ab|abb|ba?"  # after "ab" the end, or one more
 MADE: dict[str, Callable[[], Constraint]] = {
     "regex": lambda: Regex(TEXTS),
@@ -226,14 +212,10 @@ def test_without_a_constraint_nothing_is_asked() -> None:
 
 def test_a_schema_of_json_over_bytes() -> None:
     """A tokenizer of single bytes: the mask at each place is that of the only possible document."""
-    vocab = {chr(i): i for i in range(33, 127)} | {"<end>": 127}
-    vocab |= {f"<{i}>": i for i in range(33)}
-    backend = Backend(models.WordLevel(vocab, unk_token="?"))
-    backend.decoder = decoders.ByteLevel()
-    inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    letters = word_tokens([*(f"<{i}>" for i in range(33)), *map(chr, range(33, 127)), "<end>"])
     schema = {"type": "object", "properties": {"x": {"const": 7}}, "required": ["x"]}
     schema["additionalProperties"] = False
-    constraint = JsonSchema(schema, whitespace=False).bind(Tokenizer(inner, [127]), 128)
+    constraint = JsonSchema(schema, whitespace=False).bind(letters, 128)
     state = constraint.start(started(constraint))
     for letter in '{"x":7}':
         assert np.flatnonzero(constraint.allowed(state)).tolist() == [ord(letter)]

@@ -7,9 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
-from transformers import PreTrainedTokenizerFast
+from three_tokens import word_tokens
 
 from fakes import sequence
 from forerun.constraints._after import After
@@ -22,20 +20,11 @@ from forerun.core.logits import TargetProbs
 from forerun.core.records import Rows
 from forerun.core.sampling import Sampling
 from forerun.core.tree import chain
-from forerun.models.tokenizer import Tokenizer
 
 PIECES, END = ("a", "b", "ab", "aa", "aab", "ba", "bba"), 7
 
 
-def tokenizer() -> Tokenizer:
-    vocab = {piece: i for i, piece in enumerate((*PIECES, "<end>"))}
-    backend = Backend(models.WordLevel(vocab, unk_token="a"))
-    backend.decoder = decoders.ByteLevel()
-    inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    return Tokenizer(inner, [END])
-
-
-TOKENIZER = tokenizer()
+TOKENIZER = word_tokens((*PIECES, "<end>"))
 
 
 def may_begin(text: str, marker: str, pattern: str) -> bool:

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tiny import TEXT, make_tokenizer
+from tiny import TEXT, tokenizer_pair
 from two_vocabularies import LetterRunner
 
 from fakes import FakeTarget, sequence
@@ -36,10 +36,7 @@ SHARP = 0.9  # probability that a model gives the next token of the text
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of draft and target."""
-    folder = tmp_path_factory.mktemp("tokenizers")
-    for name, vocab in (("draft", 262), ("target", 320)):
-        make_tokenizer(folder / name, vocab)
-    return Tokenizer.load(folder / "draft"), Tokenizer.load(folder / "target")
+    return tokenizer_pair(tmp_path_factory.mktemp("tokenizers"))
 
 
 def reciting(tokenizer: Tokenizer, sharp: float = SHARP):

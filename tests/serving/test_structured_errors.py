@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -236,7 +237,7 @@ def test_grammars_without_an_end_are_cut_and_others_go_on(server: Served) -> Non
         assert body["choices"][0]["finish_reason"] == "stop" or not valid
     for one in good:
         (choice,) = one.result().json()["choices"]
-        assert choice["message"]["content"].startswith("ab"[: len(choice["message"]["content"])])
+        assert re.fullmatch("a|ab+c?", choice["message"]["content"])
     assert "allows no text" in odd[1].result().json()["error"]["message"]
 
 
@@ -258,11 +259,11 @@ def test_a_grammar_with_slow_masks_fails_its_request_only(server: Served) -> Non
     assert server.metric("forerun:engine_faults_total") == 0
 
 
-def test_forced_text_without_an_end_delays_nobody(server: Served) -> None:
+def test_forced_text_without_an_end_is_cut_at_the_limit(server: Served) -> None:
     for endless in ({"guided_regex": "a{1000000000}"}, {"guided_grammar": "start: /a{99}/ start"}):
         (choice,) = server.post("/v1/chat/completions", json=ASK | endless).json()["choices"]
         assert choice["finish_reason"] == "length"
-        assert choice["message"]["content"].strip("a") == ""
+        assert {*choice["message"]["content"]} == {"a"}
 
 
 def test_a_text_that_no_token_can_end_fails(server: Served, tiny_chat: Path) -> None:

@@ -67,6 +67,8 @@ def test_text_that_is_no_call_is_content(text: str, cut: int) -> None:
         ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool', "", [("f", "{}")]),
         (call("f", {"a": '"}\\'}) + "\n then", "\n then", [("f", json.dumps({"a": '"}\\'}))]),
         ("<tool_call>no " + call("f", {}), "<tool_call>no", [("f", "{}")]),
+        (call("f", {}).replace(":", ":" + " " * 300), None, []),  # the head is too long for a call
+        (call("</tool_call>", {}), None, []),
     ],
 )
 def test_cut_and_odd_texts(text: str, content: str | None, calls: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import sys
@@ -159,3 +160,17 @@ def report(tmp_path: Path) -> Callable[..., tuple[Page, str]]:
         return Page(html.read_text(encoding="utf-8")), text.read_text(encoding="utf-8")
 
     return make
+
+
+@pytest.fixture(scope="session")
+def random_llama() -> Any:
+    """A small random model of transformers; tests get it as `fresh`."""
+    from hf_small import made
+
+    return made("llama")
+
+
+@pytest.fixture
+def fresh(random_llama: Any) -> Any:
+    """A copy of a small random model of transformers, which a test may change."""
+    return copy.deepcopy(random_llama)

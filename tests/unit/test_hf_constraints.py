@@ -21,6 +21,8 @@ from forerun.constraints.python import Predicate
 from forerun.constraints.regex import Regex
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.integrations.hf import generate
+from forerun.integrations.hf_constraints import tokenizer_of
+from forerun.models.tokenizer import Tokenizer
 
 SCHEMA = {
     "type": "object",
@@ -190,12 +192,17 @@ class TestOwnConstraints:
             made(fresh, tokenizer, "one", constraint=Choice(TEXTS))
 
 
+def test_a_tokenizer_is_not_mistaken_for_one_that_is_gone(model: Any, folder: Path) -> None:
+    """Objects that are freed leave their addresses to later ones."""
+    inners = [AutoTokenizer.from_pretrained(folder) for _ in range(2)]
+    for inner in inners * 5:
+        assert tokenizer_of(model, [0], Tokenizer(inner)).inner is inner
+
+
 class Mask(LogitsProcessor):
     """A mask without state, from the same grammar."""
 
     def __init__(self, model: Any, tokenizer: Any, own: Any) -> None:
-        from forerun.models.tokenizer import Tokenizer
-
         self.own = own.bind(Tokenizer(tokenizer), model.config.vocab_size)
         self.length: int | None = None
 

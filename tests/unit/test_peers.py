@@ -439,6 +439,7 @@ def test_unread_logits_are_not_kept_by_llama_cpp() -> None:
     """Its own array has a row for each token of a batch, and fails behind the last one."""
     unused = runpy.run_path(str(catalog.WORKERS / "llama_cpp.py"))["IgnoredLogits"]()
     unused[600:603, :].reshape(-1)[::] = np.zeros(3 * 7)
+    assert vars(unused) == {}
 
 
 class TestLaw:

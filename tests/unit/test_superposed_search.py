@@ -26,17 +26,14 @@ from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.ngrams.index.counts.trie import NgramModel
 from forerun.runner.attention import TorchDecoder
 from forerun.runner.soft_embeddings import MixedStream
+from forerun.search._superposition import extend, likeliest, mixed_scores, superposition
 from forerun.search.superposed import (
     Draft,
     Settings,
     Superposed,
     drafts_of,
-    extend,
-    likeliest,
-    mixed_scores,
     rescored,
     superposed,
-    superposition,
 )
 
 PROMPT = "Anna has 3 apples and buys 4 more."

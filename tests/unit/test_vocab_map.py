@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from spm import spm
-from tiny import make_tokenizer
+from tiny import tokenizer_pair
 
 from forerun.errors import ConfigError
 from forerun.models.retokenize import Retokenizer, TextView
@@ -20,11 +20,7 @@ TEXT = "the cat sat on the mat, and ten dogs — naïve ones — sat on 日本 l
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer]:
-    """Two byte-level tokenizers; the second has more merges."""
-    folder = tmp_path_factory.mktemp("tokenizers")
-    for name, vocab in (("small", 262), ("large", 320)):
-        make_tokenizer(folder / name, vocab)
-    return Tokenizer.load(folder / "small"), Tokenizer.load(folder / "large")
+    return tokenizer_pair(tmp_path_factory.mktemp("tokenizers"))
 
 
 def writer(source: Tokenizer, goal: Tokenizer) -> Retokenizer:

@@ -113,3 +113,12 @@ def check_numbers(numbers: Many[int] | None, num_prompts: int) -> None:
         )
     for number in numbers:
         whole("each number of a prompt", number, 0)
+
+
+def check_role(kind: str, part: Any, role: type) -> None:
+    """Raises ConfigError unless `part` is a `role`."""
+    if not isinstance(part, role):
+        hint = '; drafter="none" decodes without drafts' if kind == "drafter" else ""
+        raise ConfigError(
+            f"expected the name of a {kind} or a {role.__name__} object, got {part!r}{hint}"
+        )

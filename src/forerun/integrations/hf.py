@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from forerun import registry
+from forerun.constraints.base import Constraint
 from forerun.core.dice import SeededDice
 from forerun.core.mixins import forget
 from forerun.core.records import Sequence
@@ -83,12 +84,9 @@ def generate(
     check_arguments(arguments)
     check_config(model, generation_config)
     check_inputs(model, input_ids, model_kwargs, arguments)
-    config, batch = generation_config, len(input_ids)
+    config = generation_config
     streamers = _streamers(stream_to, arguments.get("streamer"), input_ids)
-    sampling, kept, warpers = split_processors(logits_processor, config.do_sample)
     criteria = Criteria(stopping_criteria, input_ids, is_rowwise=rowwise)
-    wants_scores = bool(config.return_dict_in_generate and config.output_scores)
-    keeps_rows = wants_scores and bool(criteria.others)
     own = constraint_of(
         model,
         model.config.get_text_config().vocab_size,
@@ -98,48 +96,83 @@ def generate(
         sampling=constraint_sampling,
         tokenizer=constraint_tokenizer,
     )
-    processors = Processors(
-        kept,
-        warpers,
-        input_ids,
-        criteria.has_ended,
-        keeps_rows=keeps_rows,
-        is_rowwise=rowwise,
-        constraint=own,
-    )
-    if wants_scores:
-        criteria.scores = processors.past_scores
+    sampling, kept, warpers = split_processors(logits_processor, config.do_sample)
+    processors = _processors(kept, warpers, input_ids, criteria, config, rowwise, own)
     recorder = OutputRecorder(processors, config)
-    with lock_of(model):  # the controller measures forward passes
-        target = target_of(model, batch)
-        target.cache.drop_free()  # the model may have changed since they were computed
-        engine = Engine(
-            target,
-            SafeDrafter(drafter_of(model, drafter)),
-            verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier),
-            registry.make("controller", controller),
-            stops=criteria,
-            shapers=(processors,) if processors.applies else (),
-            listeners=[recorder, *streamers],
-            max_seqs=batch,
-        )
+    listeners = [recorder, *streamers]
+    engine = _engine(
+        model, len(input_ids), drafter, verifier, controller, criteria, processors, listeners
+    )
     rows = prompts(input_ids, model_kwargs.get("attention_mask"))
     sampling = replace(sampling, max_new_tokens=criteria.max_new_tokens)
-    seqs = _sequences(target, rows, sampling, keeps_learned=isinstance(drafter, Drafter))
+    seqs = _sequences(engine, rows, sampling, keeps_learned=isinstance(drafter, Drafter))
     _run_all(engine, model, seqs, criteria)
     for streamer in streamers:
         streamer.end()
     return recorder.outputs(input_ids, seqs, _pad(config, criteria))
 
 
+def _processors(
+    kept: list[Any],
+    warpers: list[Any],
+    input_ids: Tensor,
+    criteria: Criteria,
+    config: Any,
+    is_rowwise: bool,
+    constraint: Constraint | None,
+) -> Processors:
+    """The shaper of a call; criteria that read scores find them in it."""
+    wants_scores = bool(config.return_dict_in_generate and config.output_scores)
+    processors = Processors(
+        kept,
+        warpers,
+        input_ids,
+        criteria.has_ended,
+        keeps_rows=wants_scores and bool(criteria.others),
+        is_rowwise=is_rowwise,
+        constraint=constraint,
+    )
+    if wants_scores:
+        criteria.scores = processors.past_scores
+    return processors
+
+
+def _engine(
+    model: Any,
+    batch: int,
+    drafter: str | Drafter,
+    verifier: str | Verifier,
+    controller: str,
+    criteria: Criteria,
+    processors: Processors,
+    listeners: list[Any],
+) -> Engine:
+    """An engine on the module, with an empty KV cache."""
+    with lock_of(model):  # the controller measures forward passes
+        target = target_of(model, batch)
+        target.cache.drop_free()  # the model may have changed since they were computed
+        return Engine(
+            target,
+            SafeDrafter(drafter_of(model, drafter)),
+            verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier),
+            registry.make("controller", controller),
+            stops=criteria,
+            shapers=(processors,) if processors.applies else (),
+            listeners=listeners,
+            max_seqs=batch,
+        )
+
+
 def _sequences(
-    target: HFTarget, rows: list[list[int]], sampling: Sampling, *, keeps_learned: bool
+    engine: Engine, rows: list[list[int]], sampling: Sampling, *, keeps_learned: bool
 ) -> list[Sequence]:
     """A sequence for each prompt.
 
     keeps_learned: drafts use what the drafter learned in earlier runs. Otherwise the run has a
     tenant of its own, so that equal runs give equal drafts.
     """
+    target = engine.target
+    assert isinstance(target, HFTarget)
     run = next(_run_numbers)
     seed = 0 if sampling.is_greedy else int(torch.randint(2**31, ()).item())
     limits = [limit(target, len(row), sampling.max_new_tokens) for row in rows]

@@ -69,10 +69,11 @@ def tokenizer_of(model: Any, eos_ids: Many[int], given: Any = None) -> Tokenizer
             "a constraint needs an end token; pass eos_token_id=tokenizer.eos_token_id to generate"
         )
     known = _tokenizers.setdefault(model, {})
-    key = (id(given), *eos_ids)
+    inner = getattr(given, "inner", given)
+    key = (id(inner), *eos_ids)
     if key not in known:
-        inner = _own_tokenizer(model) if given is None else getattr(given, "inner", given)
-        known[key] = Tokenizer(inner, eos_ids)  # keeps `given` alive, so its id stays its own
+        made = _own_tokenizer(model) if inner is None else inner
+        known[key] = Tokenizer(made, eos_ids)  # keeps `inner` alive, so its id stays its own
     return known[key]
 
 

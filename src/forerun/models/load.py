@@ -33,6 +33,7 @@ from forerun.runner.native.weight_format import UNQUANTIZED, WeightFormat
 
 if TYPE_CHECKING:
     from forerun.core.roles import Target
+    from forerun.models.transformer import Transformer
 
 log = logging.getLogger("forerun")
 USUAL_TOKENS = 4096  # text length assumed in the memory check if no context is given
@@ -60,18 +61,7 @@ def load_target(
     supports, transformers the rest. Raises ModelError with the cause.
     """
     dtype = dtype_name(dtype)
-    if not isinstance(max_seqs, int) or max_seqs < 1:
-        raise ConfigError(
-            f"max_seqs, the number of sequences that may run at once, must be an integer of at "
-            f"least 1, got {max_seqs!r}"
-        )
-    if context is not None and (not isinstance(context, int) or context < 2):
-        raise ConfigError(
-            f"context must be an integer of at least 2, got {context!r}; omit it for the model's "
-            "own"
-        )
-    if not isinstance(graphs, bool):
-        raise ConfigError(f"graphs must be True or False, got {graphs!r}; False runs on torch")
+    _check_sizes(max_seqs, context, graphs)
     rounding = WeightFormat.parse(weights)
     if rounding != UNQUANTIZED:
         check_rounding(weights, rounding, path_or_model, choose_device(device), DTYPES.get(dtype))
@@ -84,30 +74,13 @@ def load_target(
     warn_of_two(folder)
     where = choose_device(device)
     try:
-        plan, config = planned(folder, context)
-        files = shard_files(folder)
-        kind = choose_dtype(dtype, config, files)
-        if rounding != UNQUANTIZED:
-            check_rounding(weights, rounding, path_or_model, where, kind)
-        decoder = load_decoder(plan, files, kind, where, rounding)
-        decoder.update_weights = partial(update_decoder, decoder, plan, rounding=rounding)
+        decoder = _decoder(folder, path_or_model, context, dtype, where, weights, rounding)
     except Unsupported as reason:
-        if check_config(folder).get(HEAD_SIZE) is not None:
-            raise ModelError(
-                f"{path_or_model} has a reduced head, which only forerun's decoder runs, and that "
-                f"does not run this model ({reason}); use the model before the head was reduced"
-            ) from reason
-        if rounding != UNQUANTIZED:
-            raise ModelError(
-                f"{path_or_model} cannot be held in {rounding.bits} bits, since transformers runs "
-                f"it ({reason}); use weights 'auto'"
-            ) from reason
+        _check_transformers(folder, path_or_model, rounding, reason)
         from forerun.models.hf_load import load_hf
 
-        log.info("%s runs on transformers: %s", path_or_model, reason)
-        warn_of_bin(folder)
-        options = {"max_seqs": max_seqs, "context": context}
         check_files(folder, DTYPES.get(dtype), where)
+        options = {"max_seqs": max_seqs, "context": context}
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
     if decoder.head_map is not None and not is_draft:
         raise ModelError(
@@ -118,6 +91,60 @@ def load_target(
     runner = ModelRunner(decoder, max_seqs=max_seqs, context=context, graphs=graphs)
     warn_of_context(runner, context or min(runner.context, USUAL_TOKENS))
     return runner
+
+
+def _check_sizes(max_seqs: int, context: int | None, graphs: bool) -> None:
+    """Raises ConfigError for values of the wrong type or too small."""
+    if not isinstance(max_seqs, int) or max_seqs < 1:
+        raise ConfigError(
+            f"max_seqs, the number of sequences that may run at once, must be an integer of at "
+            f"least 1, got {max_seqs!r}"
+        )
+    if context is not None and (not isinstance(context, int) or context < 2):
+        raise ConfigError(
+            f"context must be an integer of at least 2, got {context!r}; omit it for the model's "
+            "own"
+        )
+    if not isinstance(graphs, bool):
+        raise ConfigError(f"graphs must be True or False, got {graphs!r}; False runs on torch")
+
+
+def _decoder(
+    folder: Path,
+    name: str | Path,
+    context: int | None,
+    dtype: str,
+    device: torch.device,
+    weights: str,
+    rounding: WeightFormat,
+) -> Transformer:
+    """Our decoder with the weights of a folder. Raises Unsupported, ModelError, ConfigError."""
+    plan, config = planned(folder, context)
+    files = shard_files(folder)
+    kind = choose_dtype(dtype, config, files)
+    if rounding != UNQUANTIZED:
+        check_rounding(weights, rounding, name, device, kind)
+    decoder = load_decoder(plan, files, kind, device, rounding)
+    decoder.update_weights = partial(update_decoder, decoder, plan, rounding=rounding)
+    return decoder
+
+
+def _check_transformers(
+    folder: Path, name: str | Path, rounding: WeightFormat, reason: Unsupported
+) -> None:
+    """Says why transformers runs a model. Raises ModelError if it cannot run it either."""
+    if check_config(folder).get(HEAD_SIZE) is not None:
+        raise ModelError(
+            f"{name} has a reduced head, which only forerun's decoder runs, and that does not run "
+            f"this model ({reason}); use the model before the head was reduced"
+        ) from reason
+    if rounding != UNQUANTIZED:
+        raise ModelError(
+            f"{name} cannot be held in {rounding.bits} bits, since transformers runs it "
+            f"({reason}); use weights 'auto'"
+        ) from reason
+    log.info("%s runs on transformers: %s", name, reason)
+    warn_of_bin(folder)
 
 
 def check_files(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:

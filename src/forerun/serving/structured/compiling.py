@@ -27,6 +27,7 @@ from forerun.serving.text_workers import COMPILE, TextWorkers
 
 MAX_TRIED = 1024  # constraints that are known to compile
 TRIAL_STACK_BYTES = 1 << 20  # less than any thread of the server has
+RELATED = "constraint_start", "constraint_sampling"  # fields that an error may name
 
 Compile = Callable[[Constraint], None]
 
@@ -141,6 +142,3 @@ class Compiler:
             self._tried[key] = None
             if len(self._tried) > MAX_TRIED:
                 self._tried.popitem(last=False)
-
-
-RELATED = "constraint_start", "constraint_sampling"  # fields that an error may name

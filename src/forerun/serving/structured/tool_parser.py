@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from forerun.serving.structured.tools import BEGIN, END
 
-MAX_HEAD_CHARS = 256  # from the begin of a call to its arguments
+MAX_HEAD_CHARS = 256  # from the begin of a call to its arguments; more is no call
 HEAD = re.compile(
-    rf'\s*{BEGIN}\s*{{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"arguments"\s*:\s*(?={{)', re.ASCII
+    rf'\s*{BEGIN}\s*{{\s*"name"\s*:\s*"([^"\\<]*)"\s*,\s*"arguments"\s*:\s*(?={{)', re.ASCII
 )
 STRUCTURE = re.compile(r'["{}\[\]]')
 IN_STRING = re.compile(r'["\\]')
@@ -89,15 +89,17 @@ class ToolParser:
         return content or []
 
     def _head(self) -> list[Part] | None:
-        if found := HEAD.match(self._rest):
-            self._rest = self._rest[found.end() :]
-            self._read, self._arguments, self.is_whole = self._inside, JsonEnd(), False
-            self.num_calls += 1
-            return [Begin(self.num_calls - 1, found[1])]
-        if END in self._rest or len(self._rest.lstrip()) > MAX_HEAD_CHARS:  # no call after all
+        found = HEAD.match(self._rest)
+        length = len((found[0] if found else self._rest).lstrip())
+        if length > MAX_HEAD_CHARS or (found is None and END in self._rest):  # no call after all
             self._read = self._free
             return self._take_content(self._rest.find(BEGIN) + len(BEGIN))
-        return None
+        if found is None:
+            return None
+        self._rest = self._rest[found.end() :]
+        self._read, self._arguments, self.is_whole = self._inside, JsonEnd(), False
+        self.num_calls += 1
+        return [Begin(self.num_calls - 1, found[1])]
 
     def _inside(self) -> list[Part] | None:
         if not self._rest:

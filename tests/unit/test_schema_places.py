@@ -72,9 +72,11 @@ def test_work_to_find_a_place_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     schema = {"properties": many | {"last": {"type": "x"}}}
     with pytest.raises(DataError, match="#/properties/last/type"):
         JsonSchema(schema).check()
-    monkeypatch.setattr(_schema_places, "MAX_CHARS", 500)
-    with pytest.raises(DataError, match="Invalid type: x$"):
-        JsonSchema(schema).check()
+    for limit in ("MAX_CHARS", "MAX_PARTS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(_schema_places, limit, 50)
+            with pytest.raises(DataError, match="Invalid type: x$"):
+                JsonSchema(schema).check()
 
 
 def test_deep_schemas_have_places() -> None:

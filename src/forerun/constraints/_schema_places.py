@@ -12,7 +12,7 @@ LISTS = {"anyOf", "allOf", "oneOf", "prefixItems", "items"}
 SINGLE = {"items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not"}
 DATA = {"enum", "const", "default", "examples"}
 SHARED = ("$schema", "$id", "$defs", "definitions")  # what references need, at the root
-MAX_CHARS = 1 << 20  # of the parts that are compiled to find a place
+MAX_PARTS, MAX_CHARS = 500, 1 << 20  # that are compiled to find a place
 ROOT = "#"
 
 
@@ -41,15 +41,18 @@ def paths(schema: Any, keyword: str) -> Iterator[str]:
 def place_of(schema: Any, message: str, message_of: Callable[[Any], str]) -> str:
     """The JSON pointer of the smallest part of a schema that has the same error alone.
 
-    message_of: the error of a schema; "" for none. At most MAX_CHARS are compiled.
+    message_of: the error of a schema; "" for none.
     """
     if not isinstance(schema, Mapping):
         return ROOT
     shared = {name: schema[name] for name in SHARED if name in schema}
-    num_chars = 0
+    num_parts = num_chars = 0
 
     def has_error(part: Any) -> bool:
-        nonlocal num_chars
+        nonlocal num_parts, num_chars
+        num_parts += 1
+        if num_parts > MAX_PARTS or num_chars > MAX_CHARS:
+            return False
         text = json.dumps(part)
         if '"$ref"' in text and isinstance(part, Mapping):
             part = shared | dict(part)

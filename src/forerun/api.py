@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from forerun import registry
 from forerun.assets import as_problem, is_embedded
 from forerun.constraints._penalties import Adjust
-from forerun.constraints._request import RequestConstraint, prepared, record_allowed_mass
+from forerun.constraints._request import (
+    RequestConstraint,
+    check_given,
+    prepared,
+    record_allowed_mass,
+)
 from forerun.constraints.asap import AsapMemory
 from forerun.constraints.base import Constraint
 from forerun.core.mixins import is_kept
@@ -151,6 +156,7 @@ class Model:
         check_tenant(tenant)
         texts = as_prompts(prompts)
         self._check_form(texts)
+        check_given(constraint)
         named = as_many("constraint", constraint, str | Shaper)
         asked = [*as_many("shapers", shapers, Shaper), *map(self.constraint, named)]
         requests = sampling_per_prompt(sampling, len(texts), overrides)
@@ -299,6 +305,7 @@ class Model:
 
     def constraint(self, spec: str | Shaper) -> Shaper:
         """The constraint of a name, ready for this model; the same object for the same text."""
+        check_given(spec)
         if not isinstance(spec, str):
             check_role("constraint", spec, Shaper)
             return spec.bind(self.tokenizer, self.target.vocab_size)

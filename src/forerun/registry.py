@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from forerun import catalog
 from forerun.core.option_text import MAX_NUMBER as MAX_NUMBER
+from forerun.core.option_text import comma_hint, typed_value
 from forerun.core.option_text import parse as parse
 from forerun.core.option_text import piece_type as piece_type
 from forerun.core.option_text import type_names as type_names
-from forerun.core.option_text import typed_value
 from forerun.errors import ConfigError, UnknownName
 
 # Annotations of options that refer to something else, as in `index: Corpus | Index | None`.
@@ -269,7 +269,8 @@ def _check_options(kind: str, name: str, given: Iterable[str], known: Iterable[s
                 f"{name}: option {key} was removed in this release: "
                 f"{REMOVED[kind, name, key]}; leave it out"
             )
-        raise UnknownName.of(f"option of {kind} {name!r}:", key, known, f"`forerun methods {name}`")
+        hint = f"`forerun methods {name}`{comma_hint(name)}"
+        raise UnknownName.of(f"option of {kind} {name!r}:", key, known, hint)
 
 
 def check_needed(

@@ -284,12 +284,30 @@ def test_a_grammar_that_starts_after_a_text(server: Served) -> None:
     assert any(found["constraint"]["valid"] for found in stats)
 
 
-def test_a_text_without_the_marker_is_answered_as_not_valid(server: Served) -> None:
-    body = {"guided_choice": ["one"], "constraint_start": "no such marker", **STATISTICS}
-    answer = server.client().chat.completions.create(**ASK, seed=1, extra_body=body)
-    (found,) = answer.model_extra["speculation"]["choices"]
-    assert not found["constraint"]["valid"] and "error" not in found["constraint"]
-    assert found["constraint"]["missing"] == "the marker 'no such marker' did not come"
+@pytest.mark.parametrize("how", ["mask", "asap", "awrs"])
+def test_texts_without_the_marker_are_answered_as_not_valid(server: Served, how: str) -> None:
+    """All of them, streamed or not, whether they ended by themselves or were cut."""
+    body: Any = {"guided_choice": ["one"], "constraint_start": "no such marker", **STATISTICS}
+    body |= {"constraint_sampling": how}
+    for limit in (4, 200):
+        call = ASK | {"seed": 1, "n": 3, "max_tokens": limit, "extra_body": body}
+        answer = server.client().chat.completions.create(**call)
+        statistics = [answer.model_extra["speculation"]]
+        assert len({*(choice.index for choice in answer.choices)}) == 3
+        assert all(choice.message.content for choice in answer.choices)
+        assert all(choice.finish_reason in ("stop", "length") for choice in answer.choices)
+        chunks = list(server.client().chat.completions.create(**call, stream=True))
+        statistics += [
+            c.model_extra["speculation"] for c in chunks if "speculation" in c.model_extra
+        ]
+        for found in statistics:
+            assert len(found["choices"]) == 3
+            for one in found["choices"]:
+                assert one["constraint"]["valid"] is False and "error" not in one["constraint"]
+                missing = "the marker 'no such marker' did not come"
+                assert one["constraint"]["missing"] == missing
+                assert one["constraint"]["logw"] == (None if how == "awrs" else 0.0)
+        assert len(statistics) == 2
 
 
 def test_samplings_of_the_server_are_listed_and_work(server: Served) -> None:

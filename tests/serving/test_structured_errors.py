@@ -92,7 +92,25 @@ def refused(server: Served, **fields: Any) -> dict[str, Any]:
             "response_format.json_schema.schema",
             "not supported: #/properties/a/not",
         ),
-        ({"guided_json": {"type": "strin"}}, "guided_json", "Invalid type: strin"),
+        ({"guided_json": {"type": "strin"}}, "guided_json", "Invalid type: strin; at #/type"),
+        (
+            {"response_format": schema_of(properties={"a/b~": {"format": "zip"}})},
+            "response_format.json_schema.schema",
+            "Unknown format: zip; at #/properties/a~1b~0/format",
+        ),
+        (
+            {"response_format": schema_of(**{"x-guidance": {"lenient": True}})},
+            "response_format.json_schema.schema",
+            "leave #/x-guidance out",
+        ),
+        (
+            {"guided_json": {"properties": {"a": {"x-guidance": {}}}}},
+            "guided_json",
+            "leave #/properties/a/x-guidance out",
+        ),
+        ({"guided_grammar": 'start: "a"\n%llguidance {"bogus": 1}'}, "guided_grammar",
+         "line 2: unknown option 'bogus' of %llguidance; known: allow_initial_skip"),
+        ({"guided_grammar": "start: start"}, "guided_grammar", "it allows no text at all"),
         ({"guided_json": [1]}, "guided_json", "a JSON schema is an object, got [1]"),
         ({"guided_json": "{"}, "guided_json", "the schema is no JSON"),
         ({"guided_json": "[" * 100_000}, "guided_json", "nested too deeply"),
@@ -130,6 +148,21 @@ def refused(server: Served, **fields: Any) -> dict[str, Any]:
             {"tools": tools_with(properties={"a": {"not": {}}}), "tool_choice": "required"},
             "tools.1.function.parameters",
             "not supported: #/properties/a/not",
+        ),
+        (
+            {"tools": tools_with(**{"x-guidance": {"lenient": True}})},
+            "tools.1.function.parameters",
+            "leave #/x-guidance out",
+        ),
+        (
+            {"tools": tools_with(properties={"a": {"x-guidance": {}}}), "tool_choice": "required"},
+            "tools.1.function.parameters",
+            "leave #/properties/a/x-guidance out",
+        ),
+        (
+            {"tools": tools_with(properties={"a/b": {"type": "strin"}})},
+            "tools.1.function.parameters",
+            "Invalid type: strin; at #/properties/a~1b/type",
         ),
         (
             {"messages": [*USER, {"role": "assistant", "tool_calls": [

@@ -91,5 +91,52 @@ def test_the_finish_reason_says_whether_a_call_is_whole() -> None:
         ("text", "stop", "stop"),
     ):
         calls = Calls()
-        calls.message(text)
+        calls.message(text, reason)
         assert calls.finish(reason) == expected
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "cut", "content", "arguments", "finish"),
+    [
+        # in the head, in the arguments, right behind them, in the markup of the end
+        ("stop", '"f", ', '<tool_call>\n{"name": ', [], "stop"),
+        ("stop", '1, "b', '<tool_call>\n{"name": "f", "arguments": {"a": ', [], "stop"),
+        ("stop", "}\n", "", ['{"a": 1, "b": 2}'], "tool_calls"),
+        ("stop", "</tool_call>", "", ['{"a": 1, "b": 2}'], "tool_calls"),
+        ("length", '1, "b', "", ['{"a": '], "length"),
+    ],
+)
+def test_a_stopped_call_is_content(
+    reason: str, cut: str, content: str, arguments: list[str], finish: str, is_streamed: bool
+) -> None:
+    """A client never gets a call without the end of its arguments with the reason `stop`."""
+    whole = call("f", {"a": 1, "b": 2})
+    text = whole[: whole.index(cut)]
+    for before in ("", whole + "\n"):
+        calls = Calls(can_stop=True)
+        if is_streamed:
+            deltas = [d for letter in before + text for d in calls.deltas(letter, None)]
+            deltas += calls.deltas("", reason)
+            found = dict[int, str]()
+            for delta in deltas:
+                for one in delta.get("tool_calls", ()):
+                    more = one["function"]["arguments"]
+                    found[one["index"]] = found.get(one["index"], "") + more
+            given = "".join(delta.get("content") or "" for delta in deltas), list(found.values())
+        else:
+            message = calls.message(before + text, reason)
+            made = [one["function"]["arguments"] for one in message.get("tool_calls", ())]
+            given = message["content"] or "", made
+        first = ['{"a": 1, "b": 2}'] if before else []
+        assert given == (("\n" if before and content else "") + content, first + arguments)
+        assert calls.finish(reason) == finish
+
+
+def test_calls_are_streamed_piece_by_piece_without_stop_strings() -> None:
+    calls = Calls()
+    begin = calls.deltas('<tool_call>\n{"name": "f", "arguments": {"a": ', None)
+    assert [one["tool_calls"][0]["function"] for one in begin] == [
+        {"name": "f", "arguments": ""},
+        {"arguments": '{"a": '},
+    ]

@@ -153,6 +153,29 @@ def test_auto_takes_calls_out_of_the_text(
         assert finish == ("tool_calls" if calls else "stop")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "calls", "content", "finish"),
+    [
+        ('"x"', [], '<tool_call>\n{"name": "g", "arguments": {', "stop"),
+        ("\n", [], "<tool_call>", "stop"),
+        ("</tool_call>", [("g", '{"x": 4}')], "", "tool_calls"),
+    ],
+)
+def test_a_stop_string_in_a_required_call(
+    tiny_chat: Path, stop: str, calls: Any, content: str, finish: str, stream: bool
+) -> None:
+    """It ends the answer. A call that it cuts is content, never a call with broken arguments."""
+    model = scripted(tiny_chat, CALL)
+    body: Any = {"model": "tiny", "messages": [{"role": "user", "content": "go"}], "stop": stop}
+    body |= {"temperature": 0.0, "tools": [tool("g", NUMBER)], "tool_choice": "required"}
+    with thread(model) as served:
+        job = served.server.service.intake.chat(parse(ChatRequest, json.dumps(body).encode()), "")
+        model.target.start = len(job.prompts[0])
+        found = called(served.client(), 1, stream, **body, max_tokens=150)
+    assert found == [(calls, content, finish)]
+
+
 def test_an_answer_is_a_document_or_calls_where_both_are_offered(server: Served) -> None:
     call: Any = {"tools": [tool("g", NUMBER)], "response_format": format_of(NUMBER)}
     for calls, content, finish in called(server.client(), 8, False, **call, seed=1):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import forerun
 from forerun.cli.main import main
 from forerun.constraints.json_schema import JsonSchema
+from forerun.constraints.python import Predicate
 from forerun.constraints.regex import Regex
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
 
 SHORT = ["generate", "-p", "Ann has 12", "--seed", "1", "--max-new-tokens", "6"]
@@ -22,6 +27,9 @@ FILES = {
     "large.json": json.dumps({"title": "x" * (1 << 20)}),
     "empty.lark": "",
     "second.lark": 'start: "a"\nb: (\n',
+    "option.lark": 'start: "a"\n%llguidance {\n"no_forcin": true}\n',
+    "empty_language.lark": "start: start\n",
+    "no_letter.lark": "start: NEVER\nNEVER: /[^\\s\\S]/\n",
     "open.gbnf": 'root ::= "a" | (\n',
     "rule.gbnf": "root ::= thing\n",
     "syntax.py": "def prefix(text:\n",
@@ -54,6 +62,13 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--json-schema", "large.json"], "at most 1048576 are compiled"),
         (["--grammar", "empty.lark"], "empty.lark cannot be used: no start rule found; name"),
         (["--grammar", "second.lark"], "second.lark cannot be used: line 2, column "),
+        (
+            ["--grammar", "option.lark"],
+            "option.lark cannot be used: line 2: unknown option 'no_forcin' of %llguidance; did "
+            "you mean 'no_forcing'?",
+        ),
+        (["--grammar", "empty_language.lark"], "lark cannot be used: it allows no text at all"),
+        (["--constraint", "grammar:file=no_letter.lark"], "it allows no text at all; correct it"),
         (["--grammar", "open.gbnf"], "the grammar is no GBNF: Expected ')' at line 2"),
         (["--grammar", "rule.gbnf"], "the grammar is no GBNF: Rule 'thing' not found"),
         (["--choice", "yes|"], "one or more texts that are not empty, got 'yes|'"),
@@ -63,6 +78,20 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--constraint", "python:file=syntax.py"], "syntax.py gives no predicate (SyntaxError"),
         (["--constraint", "python:file=other.py"], "define prefix(text: bytes) -> bool in it"),
         (["--constraint", "regex:pattern=a("], "the regular expression 'a(' cannot be used"),
+        (
+            ["--constraint", "regex:pattern=[0-9]{1,3}"],
+            "option '3}' of 'regex' has no value; write 3}=VALUE, or join the values of a list by "
+            "+, as in 4+3+2; a comma begins the next option, so give a value with commas as "
+            "--regex PATTERN, or in Python as Regex(PATTERN)",
+        ),
+        (
+            ["--constraint", "regex:pattern=a,b=c"],
+            "give a value with commas as --regex PATTERN",
+        ),
+        (
+            ["--constraint", 'json_schema:schema={"type": "object", "properties": {}}'],
+            "give a value with commas as --json-schema FILE, or in Python as JsonSchema(...)",
+        ),
         (["--constraint", "json_schema:file=text.json"], "text.json is no JSON"),
     ],
 )
@@ -137,3 +166,48 @@ def test_schemas_from_classes() -> None:
             JsonSchema(wrong)
     with pytest.raises(ConfigError, match="not empty, got None"):
         Regex(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_sampling", [False, True])
+def test_schemas_in_place_of_constraints_are_named(is_sampling: bool) -> None:
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+
+    schema = {"type": "object"}
+    for given, fix in (
+        (Person, "write JsonSchema(Person), with from forerun.constraints.json_schema import"),
+        (schema, "write JsonSchema({'type': 'object'})"),
+        (json.dumps(schema), "write JsonSchema(text) for a schema"),
+        ("[0-9]{1,3}", "Regex(text) for a regular expression"),
+    ):
+        options: Any = {"sampling": Sampling(constraint=given)} if is_sampling else {}
+        options = options or {"constraint": given}
+        with pytest.raises(ConfigError, match=re.escape(fix)):
+            forerun.generate("x", max_new_tokens=3, **options)
+    with pytest.raises(ConfigError, match=r"JsonSchema\(Person\)"):
+        forerun.generate("x", constraint=[Regex("a"), Person], max_new_tokens=3)
+
+
+def test_predicates_that_take_no_text_are_refused(tmp_path: Path) -> None:
+    async def later(text: bytes) -> bool:
+        return True
+
+    alone = "is called with the text's bytes alone, but takes"
+    for test, said in (
+        (3, "must be a function of the text's bytes, got 3; write"),
+        (lambda: True, f"{alone} (): too many positional arguments; write"),
+        (lambda text, more: True, f"{alone} (text, more): missing a required argument: 'more'"),
+        (lambda *, text: True, f"{alone} (*, text): "),
+        (later, "is an async function, which returns no bool; write"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"prefix {said}")):
+            Predicate(test)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=re.escape(f"complete {said}")):
+            Predicate(lambda text: True, test)  # type: ignore[arg-type]
+    (tmp_path / "p.py").write_text("def prefix(text, more): return True\n")
+    with pytest.raises(ConfigError, match=f"prefix of .*p.py {alone}"):
+        Predicate(file=str(tmp_path / "p.py"))
+    Predicate(bytes.isdigit, re.compile(b"[0-9]+").fullmatch)  # type: ignore[arg-type]
+    Predicate(lambda text, *, more=1: True)

@@ -77,12 +77,16 @@ def test_resampling_is_unbiased(name: str, weights: tuple[float, ...]) -> None:
 
 
 def outcomes(
-    search: Particles, constraint: object, length: int = 3, law: Callable = few_ways
+    search: Particles,
+    constraint: object,
+    length: int = 3,
+    law: Callable = few_ways,
+    more: dict | None = None,
 ) -> list[tuple[Posterior, float]]:
     """Every outcome of a run of particles."""
     dice = EnumeratedDice()
     options = {"constraint": constraint, "max_new_tokens": length, "verifier": RULE}
-    options |= {"controller": "fixed", "dice": lambda *_: dice}
+    options |= {"controller": "fixed", "dice": lambda *_: dice} | (more or {})
     with search.session(model_of(law), PROMPT, **options) as session:
         return list(dice.outcomes(lambda _: search.posterior(session)))
 
@@ -193,6 +197,32 @@ def test_the_length_limit_takes_the_end_with_its_weight() -> None:
         for sample in posterior.samples:
             assert sample.tokens[-1] == END and len(sample.tokens) <= 2
             assert sample.valid or sample.constraint.logw == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("stops", "constraint", "length", "exact"),
+    [
+        # the stop string is cut off: "b" gives "", "ab" gives "a"; the end comes after "a" too
+        ({"stop": "b"}, Regex("a?b?"), 2, {"": 0.4, "a": 0.6 * 0.7 + 0.6 * 0.3}),
+        ({"stop": "b"}, Regex("a?b?"), 1, {"": 0.4}),
+        # "b" gives "", which is not allowed
+        ({"stop": "b"}, Regex("b|ab?|bb"), 2, {"a": 0.6}),
+        # a stop token belongs to the text
+        ({"stop_token_ids": (1,)}, Choice(("a", "ab", "b")), 2, {"a": 0.18, "ab": 0.42, "b": 0.4}),
+        ({"stop_token_ids": (1,)}, Choice(("a", "ab", "bb")), 2, {"a": 0.18, "ab": 0.42}),
+        ({"stop_token_ids": (1,)}, Choice(("a", "b")), 1, {"b": 0.4}),
+        ({"stop": "b", "stop_token_ids": (0,)}, Regex("a|b"), 1, {"a": 0.6}),
+    ],
+)
+def test_stop_strings_and_stop_tokens_end_particles(
+    stops: dict, constraint: object, length: int, exact: dict[str, float]
+) -> None:
+    """As in plain decoding, also at the last place: P(text that ends by itself, and is allowed)."""
+    found = outcomes(Particles(n=2, ess=0.5), constraint, length=length, more=stops)
+    total = shares(found)
+    assert {text: total[text] for text in total if total[text]} == pytest.approx(exact, abs=1e-12)
+    evidence = sum(prob * math.exp(posterior.log_evidence) for posterior, prob in found)
+    assert evidence == pytest.approx(sum(exact.values()), abs=1e-12)
 
 
 def test_nothing_allowed_gives_no_evidence() -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from contextlib import suppress
 from contextvars import ContextVar
+from copy import copy
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 
     from forerun.models.tokenizer import Tokenizer
 
-MAX_COMPILED = 256  # grammars
+MAX_COMPILED = 256  # grammars of a tokenizer
+MAX_COMPILED_CHARS = 16 << 20  # of these grammars together
 MAX_GRAMMAR_CHARS = 1 << 20
 # work of one grammar and of one mask; the limits of a mask are about 0.05 s each
 LIMITS = {
@@ -32,10 +36,10 @@ LIMITS = {
 PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # of an error in a grammar
 QUOTE = re.compile(r"\n +\d+ \| ")  # of the grammar, in an error
 FULL = "lexer error: too many"  # begins the error of a lexer without room for more states
+DEAD_END = "NoExtension"  # begins the error of a text that no token can continue
 SPECIAL = b"\xff"  # prefix of special tokens, which match no text
+EMPTY = "it allows no text at all; correct it"
 
-_vocabularies: WeakKeyDictionary[Tokenizer, dict[int, LLTokenizer]] = WeakKeyDictionary()
-_compiled: OrderedDict[tuple[str, LLTokenizer, str], Compiled] = OrderedDict()
 _lock = Lock()
 # a tenant must not learn from the time of compiling what others use: each has its own entries
 cache_owner: ContextVar[str] = ContextVar("cache_owner", default="")
@@ -44,13 +48,15 @@ cache_owner: ContextVar[str] = ContextVar("cache_owner", default="")
 class Compiled:
     """A grammar and its matchers at the start of a text.
 
-    Matchers share a lexer, which keeps the states that their texts needed.
+    Matchers share a lexer, which keeps the states that their texts needed. Raises DataError for a
+    grammar that llguidance refuses, or that allows no text.
     """
 
     def __init__(self, vocabulary: LLTokenizer, grammar: str) -> None:
         self._vocabulary, self._grammar = vocabulary, grammar
         self.num_dropped = 0  # shared lexers so far
         self._start: LLMatcher | None = self.own_matcher()
+        _check_not_empty(self._start.deep_copy())
 
     def matcher(self) -> LLMatcher:
         """A matcher with the shared lexer."""
@@ -89,33 +95,79 @@ def library() -> Any:
 OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
-def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> Compiled:
-    """A Lark grammar for a model's tokens; cached by content.
+class Cache:
+    """The vocabularies and grammars of one tokenizer; the least recently used grammars go first."""
 
-    Raises DataError for a grammar that llguidance refuses.
+    def __init__(self) -> None:
+        self.vocabularies: dict[int, LLTokenizer] = {}  # by size
+        self._grammars: OrderedDict[tuple[str, int, str], Compiled] = OrderedDict()
+        self._num_chars = 0
+
+    def get(self, key: tuple[str, int, str]) -> Compiled | None:
+        """The grammar of an owner, a size of the vocabulary and a text, if it is here."""
+        if key in self._grammars:
+            self._grammars.move_to_end(key)
+        return self._grammars.get(key)
+
+    def add(self, key: tuple[str, int, str], made: Compiled) -> Compiled:
+        """Keeps a grammar; returns the one that is kept already, if there is one."""
+        if (known := self.get(key)) is not None:
+            return known
+        self._grammars[key] = made
+        self._num_chars += len(key[2])
+        while len(self._grammars) > MAX_COMPILED or self._num_chars > MAX_COMPILED_CHARS:
+            (*_, grammar), _ = self._grammars.popitem(last=False)
+            self._num_chars -= len(grammar)
+        return made
+
+
+_caches: WeakKeyDictionary[Tokenizer, Cache] = WeakKeyDictionary()
+
+
+def compiled(tokenizer: Tokenizer, vocab_size: int, grammar: str) -> Compiled:
+    """A Lark grammar for a model's tokens; cached by content as long as the tokenizer lives.
+
+    Raises DataError for a grammar that llguidance refuses, or that allows no text.
     """
     _check_size(grammar)
+    key = cache_owner.get(), vocab_size, grammar
     with _lock:
         vocabulary = vocabulary_of(tokenizer, vocab_size)
-        key = cache_owner.get(), vocabulary, grammar
-        found = _compiled.get(key)
-    if found is None:
-        found = Compiled(vocabulary, grammar)  # other threads go on
-    with _lock:
-        found = _compiled.setdefault(key, found)
-        _compiled.move_to_end(key)
-        if len(_compiled) > MAX_COMPILED:
-            _compiled.popitem(last=False)
+        found = _caches[tokenizer].get(key)
+    if found is not None:
         return found
+    made = Compiled(vocabulary, grammar)  # other threads go on
+    with _lock:
+        return _caches[tokenizer].add(key, made)
 
 
 def check_grammar(grammar: str) -> None:
-    """Raises DataError for a grammar that llguidance refuses; needs no tokenizer."""
+    """Raises DataError for a grammar that llguidance refuses, or that allows no text.
+
+    Needs no tokenizer.
+    """
     _check_size(grammar)
     guidance = library()
-    limits = guidance.LLParserLimits(**LIMITS)
-    if refusal := guidance.LLMatcher.validate_grammar(grammar + OPTIONS, limits=limits):
+    limits, grammar = guidance.LLParserLimits(**LIMITS), grammar + OPTIONS
+    if refusal := guidance.LLMatcher.validate_grammar(grammar, limits=limits):
         raise DataError(reason_of(refusal))
+    matcher = guidance.LLMatcher(_bytes_alone(), grammar, log_level=0, limits=limits)
+    if not matcher.is_error():  # as with special tokens, which only a model has
+        _check_not_empty(matcher)
+
+
+def _check_not_empty(matcher: LLMatcher) -> None:
+    """Raises DataError if no text is allowed from the start. Uses the matcher up."""
+    with suppress(ValueError):  # as of a mask beyond a limit
+        matcher.compute_bitmask()
+    if matcher.get_error().startswith(DEAD_END):
+        raise DataError(EMPTY)
+
+
+@cache
+def _bytes_alone() -> LLTokenizer:
+    """A vocabulary with a token for each byte."""
+    return library().LLTokenizer("byte")
 
 
 def _check_size(grammar: str) -> None:
@@ -139,10 +191,11 @@ def reason_of(message: str) -> str:
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     """The tokens of a model as llguidance takes them. Raises ConfigError."""
-    known = _vocabularies.setdefault(tokenizer, {})
+    known = _caches.setdefault(tokenizer, Cache()).vocabularies
     if vocab_size not in known:
         guidance = library()
-        wrapper = guidance._tokenizer.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
+        # a copy, since the value of a weak key must not keep that key
+        wrapper = guidance._tokenizer.TokenizerWrapper(_Vocabulary(copy(tokenizer), vocab_size))
         known[vocab_size] = guidance.LLTokenizer(
             wrapper, n_vocab=vocab_size, eos_token=list(tokenizer.eos_ids)
         )

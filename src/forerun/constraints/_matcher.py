@@ -13,7 +13,7 @@ from time import thread_time
 
 import numpy as np
 
-from forerun.constraints._compiled import FULL, Compiled, reason_of
+from forerun.constraints._compiled import DEAD_END, FULL, Compiled, reason_of
 
 # processor time that a text may use, which bounds the sum over the nodes of a draft tree
 TEXT_SECONDS, TOKEN_SECONDS = 1.0, 0.02
@@ -21,7 +21,6 @@ MAX_FORCED_BYTES = 256  # a draft seldom holds more
 MAX_FORCED_TOKENS = 256  # allowed tokens where the next byte is forced: the beginnings of one text
 PROBES = b'ea "01{\n'  # where two of these bytes may follow, none is forced
 OWN = -1  # number of a lexer that no other text uses
-DEAD_END = "NoExtension"  # begins the error of a text that no token can continue
 
 
 class Vocabulary:

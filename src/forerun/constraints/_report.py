@@ -26,9 +26,10 @@ class Particle:
 class Report:
     """What a constraint did to a text.
 
-    valid: whether the text is an allowed one. logw: with constraint_sampling "awrs" the log
-    importance weight of the text for the model's law given that the text is allowed, -inf if it is
-    not; with "smc" the log of the estimated probability that the model's text is allowed.
+    valid: whether the text is an allowed one. logw: with constraint_sampling "mask" and "asap" 0,
+    also of a text that is not valid; with "awrs" the log importance weight of the text for the
+    model's law given that the text is allowed, -inf if it is not; with "smc" the log of the
+    estimated probability that the model's text is allowed.
     num_masks, num_tests: masks computed, and tokens tested without a mask. allowed_mass: if
     requested, the probability of the allowed tokens at each token. error: why the constraint gave
     up, if it did. missing: what the text lacks before the constraint applies, such as the marker.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,13 +82,57 @@ class RequestConstraint(Shaper):
             return None
         own, state, counts = applied
         if seq.end is not None:  # a stop string has cut the text
-            tokens = seq.tokens[: seq.num_prompt] + self.tokenizer.encode_inside(text)
+            kept = cut_tokens(self.tokenizer, seq.generated, text)
+            tokens = seq.tokens[: seq.num_prompt] + kept
             state = own.start(replace(seq, tokens=tokens, end=None))
         mass = seq.allowed_mass[: len(seq.generated)] if seq.sampling.allowed_mass else None
         done = own.is_complete(state)
         logw = seq.logw if done or not own.tests(state) else -math.inf
         error, missing = own.error(state), own.missing(state)
         return Report(done, logw, counts.masks, counts.tests, mass, error, missing)
+
+
+def check_given(given: Any) -> None:
+    """Raises ConfigError for a schema or an expression where a constraint or its name belongs."""
+    if isinstance(given, Mapping) or hasattr(given, "model_json_schema"):
+        name = given.__name__ if isinstance(given, type) else repr(given)
+        made = f"JsonSchema({name:.60})"
+    elif isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
+        made = "JsonSchema(text) for a schema, Regex(text) for a regular expression"
+    else:
+        return
+    raise ConfigError(
+        f"constraint must be a constraint or its name, got {given!r:.60}; write {made}, with "
+        "from forerun.constraints.json_schema import JsonSchema"
+    )
+
+
+def cut_tokens(tokenizer: Tokenizer, tokens: Many[int], text: str) -> list[int]:
+    """The tokens of a text that a stop string has cut.
+
+    tokens: those of which the text begins before the cut. They stay, as special tokens have no text
+    that could be encoded; only the rest, where the cut is inside a token, is encoded.
+    """
+    if tokenizer.pieces is None:
+        return tokenizer.encode_inside(text)
+    whole, at = text.encode(), 0
+    kept, ends = list[int](), [0]  # ends: bytes of the text after each kept token
+    for token in tokens:
+        piece = b"" if token in tokenizer.specials else tokenizer.pieces(token) or b""
+        if not whole.startswith(piece, at):
+            break
+        at += len(piece)
+        kept.append(token)
+        ends.append(at)
+    while _is_inside_character(whole, ends[-1]):
+        kept.pop()
+        ends.pop()
+    return kept + tokenizer.encode_inside(whole[ends[-1] :].decode())
+
+
+def _is_inside_character(text: bytes, at: int) -> bool:
+    """Whether a text in UTF-8 has the rest of a character from `at` on."""
+    return at < len(text) and 0x80 <= text[at] < 0xC0
 
 
 def prepared(
@@ -105,6 +150,7 @@ def prepared(
     """
     own = sampling.constraint
     if own is not None and not isinstance(own, Constraint):
+        check_given(own)
         raise ConfigError(
             f"constraint must be a constraint such as JsonSchema(...), got {own!r:.80}; pass names "
             "and styles to `generate(constraint=...)`"

@@ -6,15 +6,19 @@ Lark in the dialect of llguidance.
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from forerun.constraints._gbnf import as_lark
 from forerun.constraints._grammar_constraint import GrammarConstraint, text_of
-from forerun.errors import ConfigError, UnknownName
+from forerun.errors import ConfigError, DataError, UnknownName, did_you_mean
 from forerun.registry import File
 
 LARK, GBNF, EBNF = "lark", "gbnf", "ebnf"
 NOTATIONS = (LARK, GBNF, EBNF)
+OPTIONS_LINE = re.compile(r"^[ \t]*%llguidance\s*(?={)", re.MULTILINE)
+KNOWN_OPTIONS = ("allow_initial_skip", "allow_invalid_utf8", "ignore_once", "no_forcing")
 
 
 class Grammar(GrammarConstraint):
@@ -35,6 +39,23 @@ class Grammar(GrammarConstraint):
         suffix = Path(file).suffix[1:].lower() if file else ""
         self.text = text_of(file) if file else str(text)
         self.notation = notation or (suffix if suffix in NOTATIONS else _notation_of(self.text))
+        if self.notation == LARK:
+            self._check_options()
+
+    def _check_options(self) -> None:
+        """Raises DataError for an option of llguidance that it would ignore."""
+        for line in OPTIONS_LINE.finditer(self.text):
+            try:
+                given, _ = json.JSONDecoder().raw_decode(self.text, line.end())
+            except (ValueError, RecursionError):
+                continue  # llguidance says what is wrong
+            for name in given:
+                if name not in KNOWN_OPTIONS:
+                    number = self.text.count("\n", 0, line.end()) + 1
+                    known = f"known: {', '.join(KNOWN_OPTIONS)}"
+                    fix = did_you_mean(name, KNOWN_OPTIONS, known)
+                    option = f"unknown option {name!r:.80} of %llguidance"
+                    raise DataError(self.explained(f"line {number}: {option}; {fix}"))
 
     def explained(self, message: str) -> str:
         where = "the grammar" if self.file is None else str(self.file)

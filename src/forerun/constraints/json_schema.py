@@ -1,17 +1,19 @@
 """JSON documents that a JSON Schema describes.
 
-Without a schema any JSON object is allowed. Keywords that llguidance does not know are refused with
-their path, so that a valid text is a valid document.
+Without a schema any JSON object is allowed. Keywords that llguidance does not know are refused, so
+that a valid text is a valid document. Errors name the place in the schema as a JSON pointer.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from forerun.constraints._compiled import check_grammar
 from forerun.constraints._grammar_constraint import GrammarConstraint, text_of
+from forerun.constraints._schema_places import ROOT, paths, place_of
 from forerun.errors import ConfigError, DataError, in_a_line
 from forerun.registry import File
 from forerun.utils.files import parsed
@@ -20,9 +22,7 @@ OPTIONS = "x-guidance"  # of llguidance, in a schema
 ANY_OBJECT = {"type": "object"}
 PREFACE = re.compile("line .*, column .*: failed to compile JSON schema: ")
 UNKNOWN = re.compile(r"Unimplemented keys: (\[.*\])")
-# keywords of which the values are schemas by name, or data
-NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-DATA = {"enum", "const", "default", "examples"}
+UNKNOWN_OPTION = ". Enable "  # begins the advice to set an option that users do not have
 
 
 class JsonSchema(GrammarConstraint):
@@ -47,14 +47,26 @@ class JsonSchema(GrammarConstraint):
 
     def explained(self, message: str) -> str:
         """The message of llguidance, with the paths of the keywords that it does not know."""
-        if found := UNKNOWN.search(message):
-            names = json.loads(found.group(1))
-            paths = [path for name in names for path in _paths(self.schema, name)]
+        if unknown := UNKNOWN.search(message):
+            names = json.loads(unknown[1])
+            found = [path for name in names for path in paths(self.schema, name)]
             return (
-                f"the schema has keywords that are not supported: {', '.join(paths or names)}; "
+                f"the schema has keywords that are not supported: {', '.join(found or names)}; "
                 "leave them out"
             )
-        return f"the JSON schema cannot be used: {PREFACE.sub('', message)}"
+        reason = PREFACE.sub("", message)
+        place = place_of(self.schema, reason, _message_of)
+        where = "" if place == ROOT else f"; at {place}"
+        return f"the JSON schema cannot be used: {reason.partition(UNKNOWN_OPTION)[0]}{where}"
+
+
+def _message_of(schema: Any) -> str:
+    """The error of llguidance for a schema; "" for none."""
+    try:
+        check_grammar(f"start: %json {json.dumps(schema)}")
+    except DataError as error:
+        return PREFACE.sub("", str(error))
+    return ""
 
 
 def _schema_of(given: Any, where: str) -> Any:
@@ -74,27 +86,9 @@ def _schema_of(given: Any, where: str) -> Any:
             f"{where}: a JSON schema is an object, got {given!r:.80}; give JSON, or in Python a "
             "mapping or a pydantic model"
         )
-    if isinstance(given, Mapping) and OPTIONS in given:
+    if (place := next(paths(given, OPTIONS), None)) is not None:
         raise DataError(
             f"{where} has {OPTIONS!r}, which would change how llguidance reads its keywords; leave "
-            "it out"
+            f"{place} out"
         )
     return given
-
-
-def _paths(schema: Any, keyword: str, at: str = "#") -> Iterator[str]:
-    """JSON pointers of a keyword in a schema."""
-    if isinstance(schema, list):
-        for i, one in enumerate(schema):
-            yield from _paths(one, keyword, f"{at}/{i}")
-    if not isinstance(schema, Mapping):
-        return
-    for name, value in schema.items():
-        here = f"{at}/{name}"
-        if name == keyword:
-            yield here
-        elif name in NAMED and isinstance(value, Mapping):
-            for key, one in value.items():
-                yield from _paths(one, keyword, f"{here}/{key}")
-        elif name not in DATA:
-            yield from _paths(value, keyword, here)

@@ -7,9 +7,10 @@ AWRS (`constraints/awrs.py`) tests only the tokens that it draws.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Predicate(Constraint):
     prefix(text) must be true unless no allowed text begins so; it may see part of a character.
     complete(text): whether the text may end here; default `prefix`. file: a Python file that
     defines `prefix`, and `complete` if it differs. An exception of either counts as False; the
-    first one of a text is reported.
+    first one of a text is reported. Raises ConfigError for a function that does not take one text.
     """
 
     has_cheap_mask = False
@@ -55,7 +56,10 @@ class Predicate(Constraint):
         if file is not None:
             prefix, complete = _functions_of(Path(file))
         assert prefix is not None
-        self.prefix, self.complete = prefix, complete or prefix
+        self.prefix, self.complete = prefix, prefix if complete is None else complete
+        where = f" of {file}" if file is not None else ""
+        for name in ("prefix", "complete"):
+            _check_test(f"{name}{where}", getattr(self, name))
         self._pieces: list[bytes | None] = []
 
     def bind(self, tokenizer: Tokenizer, vocab_size: int) -> Self:
@@ -103,6 +107,25 @@ class Predicate(Constraint):
             if not errors:
                 errors.append(f"{type(error).__name__}: {in_a_line(error)}")
             return False
+
+
+def _check_test(name: str, test: Any) -> None:
+    """Raises ConfigError unless `test` can be called with a text."""
+    fix = f"write {name.partition(' ')[0]}(text: bytes) -> bool"
+    if not callable(test):
+        raise ConfigError(f"{name} must be a function of the text's bytes, got {test!r:.80}; {fix}")
+    if inspect.iscoroutinefunction(test):
+        raise ConfigError(f"{name} is an async function, which returns no bool; {fix}")
+    try:
+        signature = inspect.signature(test)
+    except (TypeError, ValueError):  # some functions in C have none
+        return
+    try:
+        signature.bind(b"")
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} is called with the text's bytes alone, but takes {signature}: {error}; {fix}"
+        ) from None
 
 
 def _functions_of(file: Path) -> tuple[Test, Test | None]:

@@ -8,6 +8,13 @@ from typing import Any
 
 from forerun.errors import ConfigError
 
+# how to give a value with commas, for methods of which texts often have them
+WITH_COMMAS = {
+    "regex": "--regex PATTERN, or in Python as Regex(PATTERN)",
+    "choice": "--choice TEXT, or in Python as Choice(TEXT)",
+    "json_schema": "--json-schema FILE, or in Python as JsonSchema(...)",
+    "grammar": "--grammar FILE, or in Python as Grammar(TEXT)",
+}
 MAX_NUMBER = 2**31 - 1  # largest value of an option: kernels count in 32 bits
 
 
@@ -25,6 +32,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
             fix = f"write {key}=VALUE"
             if given:
                 fix += ", or join the values of a list by +, as in 4+3+2"
+            fix += comma_hint(name) if given else ""
             if key.isidentifier() and key[0].isupper():
                 fix += "; a class from another package needs an entry point (docs/add_a_method.md)"
             raise ConfigError(f"option {key!r} of {name!r} has no value; {fix}")
@@ -36,6 +44,12 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
             )
         given[key] = value
     return name.strip().replace("-", "_"), given
+
+
+def comma_hint(name: str) -> str:
+    """How to give a method a value with commas, as the end of an error; "" for most methods."""
+    how = WITH_COMMAS.get(name.strip().replace("-", "_"))
+    return f"; a comma begins the next option, so give a value with commas as {how}" if how else ""
 
 
 BOOLEANS = {"true": True, "false": False}

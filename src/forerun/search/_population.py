@@ -125,8 +125,11 @@ class Population:
             self._judge(seq)
 
     def _judge(self, seq: Sequence) -> None:
-        """Ends a particle without weight; multiplies the critic's value in."""
-        if seq.finish is not None and not self._is_valid(seq):
+        """Ends a particle without weight; multiplies the critic's value in.
+
+        A text that the token limit cut has not ended by itself, so it has no weight.
+        """
+        if seq.finish == "length" or (seq.finish is not None and not self._is_valid(seq)):
             seq.logw = -math.inf
         if seq.logw == -math.inf:
             self._drop(seq)

@@ -7,7 +7,8 @@ allowed mass, which corrects that.
 
 Law: the text drawn from the weighted particles tends to the model's law given that the text is
 allowed, as n grows; the mean weight is an unbiased estimate of the probability of allowed texts.
-Texts end by themselves: at max_new_tokens the end token is taken with the weight of its mass.
+Texts end by themselves: at max_new_tokens end and stop tokens are taken with the weight of their
+mass. With stop strings all tokens are drawn there, and a text that does not end has weight 0.
 Needs: a constraint, a temperature above 0, no top_k, top_p or min_p. Drafts are not used.
 """
 

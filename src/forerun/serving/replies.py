@@ -156,7 +156,7 @@ class ChatReply(Reply):
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         finish = pieces[-1].finish
         if self.job.has_tools:
-            message |= self._calls(index).message(text)
+            message |= self._calls(index).message(text, finish or "")
             finish = self._calls(index).finish(finish)
         logprobs = self._logprobs(pieces)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
@@ -165,7 +165,7 @@ class ChatReply(Reply):
         found, finish = [{"content": piece.text}] if piece.text else [{}], piece.finish
         if self.job.has_tools:
             calls = self._calls(piece.choice)
-            found = calls.deltas(piece.text, finish is not None)
+            found = calls.deltas(piece.text, finish)
             finish = calls.finish(finish)
             if finish or piece.trace or self.job.sampling.logprobs is not None:
                 found = found or [{}]
@@ -180,8 +180,9 @@ class ChatReply(Reply):
 
     def _calls(self, index: int) -> Calls:
         """The tool calls of a choice."""
-        start = self.job.sampling.constraint_start
-        return self.calls.setdefault(index, Calls(start))
+        s = self.job.sampling
+        made = Calls(s.constraint_start, can_stop=bool(s.stop or s.stop_token_ids))
+        return self.calls.setdefault(index, made)
 
     def opening(self) -> list[dict[str, Any]]:
         start = {"role": "assistant", "content": ""}

@@ -37,7 +37,8 @@ class Weighted(Verifier):
 
     rule: the verifier of the others.
     method, max_accepts, max_rejects: of AWRS. must_end: at the last place of a sequence only end
-    tokens are drawn, with the weight of their mass.
+    and stop tokens are drawn, with the weight of their mass; with stop strings, which any token may
+    complete, all are.
     """
 
     def __init__(
@@ -108,8 +109,9 @@ class Weighted(Verifier):
         """A token after a node and its log weight; the end token and -inf if none is allowed."""
         logp, log_kept = log_law(laws, node), 0.0
         end_ids = laws.sampling.constraint.eos_ids
-        if self.must_end and laws.num_left(node) == 1:
-            logp, log_kept = _only(end_ids, logp)
+        if self.must_end and laws.num_left(node) == 1 and not laws.sampling.stop:
+            stop_ids = [token for token in laws.sampling.stop_token_ids if token < len(logp)]
+            logp, log_kept = _only([*end_ids, *stop_ids], logp)
         token, logw = draw(
             logp,
             lambda token: laws.allows(node, token),

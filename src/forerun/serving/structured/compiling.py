@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from forerun.api import Model
-from forerun.constraints._compiled import cache_owner, vocabulary_of
+from forerun.constraints._compiled import EMPTY, cache_owner, vocabulary_of
 from forerun.constraints._request import prepared
 from forerun.constraints.asap import AsapMemory
 from forerun.constraints.base import Constraint
@@ -51,7 +51,7 @@ def compiler(model: Model) -> Compile:
         if error := bound.error(state):
             raise DataError(error)
         if not can_begin:
-            raise DataError("it allows no text at all; correct it")
+            raise DataError(EMPTY)
 
     return lambda constraint: _on_small_stack(lambda: attempt(constraint))
 

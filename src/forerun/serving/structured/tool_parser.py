@@ -43,12 +43,18 @@ Part = Content | Begin | Arguments
 
 
 class ToolParser:
-    """The parser of one answer. start: text before which there are no calls; it is content."""
+    """The parser of one answer.
 
-    def __init__(self, start: str | None = None) -> None:
+    start: text before which there are no calls; it is content. holds: whether a call is given out
+    once its arguments are whole, as a stop string may cut it before.
+    """
+
+    def __init__(self, start: str | None = None, *, holds: bool = False) -> None:
         self.num_calls = 0
-        self.is_whole = True  # whether the last call has its end
+        self.is_whole = True  # whether the last call that began has the end of its arguments
         self._rest = ""
+        self._holds, self._held = holds, list[Part]()
+        self._call = ""  # text of the last call so far
         self._start = start
         self._read = self._free if start is None else self._before_start
         self._arguments = JsonEnd()
@@ -61,13 +67,23 @@ class ToolParser:
             found += more
         return _joined(found)
 
-    def finish(self) -> list[Part]:
-        """The last parts, at the end of the text."""
+    def finish(self, reason: str = "length") -> list[Part]:
+        """The last parts, at the end of the text.
+
+        A call that is held back is content if the text was stopped in it.
+        """
         if self._read == self._tail:
             return []
+        if self._held and reason == "stop":
+            self.num_calls -= 1
+            return [Content(self._call)]
+        if self._held:
+            return _joined(self._held)
         rest, self._rest = self._rest, ""
-        is_markup = self.num_calls and not rest.strip()
-        return [Content(rest)] if rest and not is_markup else []
+        if not rest or (self.num_calls and not rest.strip()):  # markup
+            return []
+        self.is_whole = False  # the text was cut in the head of another call
+        return [Content(rest)]
 
     # Each state takes what it can from the rest. None: more text is needed.
 
@@ -99,24 +115,34 @@ class ToolParser:
         self._rest = self._rest[found.end() :]
         self._read, self._arguments, self.is_whole = self._inside, JsonEnd(), False
         self.num_calls += 1
-        return [Begin(self.num_calls - 1, found[1])]
+        self._call = found[0]
+        return self._given([Begin(self.num_calls - 1, found[1])])
 
     def _inside(self) -> list[Part] | None:
         if not self._rest:
             return None
         count = self._arguments.feed(self._rest)
         text, self._rest = self._rest[:count], self._rest[count:]
+        self._call += text
         if self._arguments.is_over:
-            self._read = self._tail
-        return [Arguments(self.num_calls - 1, text)]
+            self._read, self.is_whole = self._tail, True
+        return self._given([Arguments(self.num_calls - 1, text)])
 
     def _tail(self) -> list[Part] | None:
         at = self._rest.find(END)
         if at < 0:
             return None
         self._rest = self._rest[at + len(END) :]
-        self._read, self.is_whole = self._free, True
+        self._read = self._free
         return []
+
+    def _given(self, parts: list[Part]) -> list[Part]:
+        """Parts of a call, together with those held back; none yet if they are held back too."""
+        self._held += parts
+        if self._holds and not self.is_whole:
+            return []
+        given, self._held = self._held, []
+        return given
 
     def _take_content(self, count: int) -> list[Part] | None:
         """The first characters as content; None if there are none."""

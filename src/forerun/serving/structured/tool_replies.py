@@ -9,15 +9,18 @@ from forerun.serving.structured.tool_parser import Arguments, Begin, Content, Pa
 
 
 class Calls:
-    """The calls that the text of a choice holds. start: text before which there are none."""
+    """The calls that the text of a choice holds. start: text before which there are none.
 
-    def __init__(self, start: str | None = None) -> None:
-        self._parser = ToolParser(start)
+    can_stop: whether a stop string may cut a call. Such a call is content.
+    """
 
-    def message(self, text: str) -> dict[str, Any]:
-        """Content and calls of a whole text, as fields of a message."""
+    def __init__(self, start: str | None = None, *, can_stop: bool = False) -> None:
+        self._parser = ToolParser(start, holds=can_stop)
+
+    def message(self, text: str, reason: str) -> dict[str, Any]:
+        """Content and calls of a whole text, as fields of a message. reason: why it ended."""
         content, calls = "", list[dict[str, Any]]()
-        for part in self._parts(text, is_last=True):
+        for part in self._parts(text, reason):
             if isinstance(part, Content):
                 content += part.text
             elif isinstance(part, Begin):
@@ -28,18 +31,21 @@ class Calls:
             return {"content": content}
         return {"content": content or None, "tool_calls": calls}
 
-    def deltas(self, text: str, is_last: bool) -> list[dict[str, Any]]:
-        """Deltas for the next text of a stream: the name of a call first, then its arguments."""
-        return [_delta(part) for part in self._parts(text, is_last)]
+    def deltas(self, text: str, reason: str | None) -> list[dict[str, Any]]:
+        """Deltas for the next text of a stream: the name of a call first, then its arguments.
+
+        reason: why the text ended, with the last one.
+        """
+        return [_delta(part) for part in self._parts(text, reason)]
 
     def finish(self, reason: str | None) -> str | None:
-        """The finish reason: `tool_calls` for a text that ended after a call."""
+        """The finish reason: `tool_calls` for a text that ended after the arguments of a call."""
         is_call = self._parser.num_calls and self._parser.is_whole
         return "tool_calls" if reason == "stop" and is_call else reason
 
-    def _parts(self, text: str, is_last: bool) -> list[Part]:
+    def _parts(self, text: str, reason: str | None) -> list[Part]:
         found = self._parser.feed(text)
-        return found + self._parser.finish() if is_last else found
+        return found if reason is None else found + self._parser.finish(reason)
 
 
 def _delta(part: Part) -> dict[str, Any]:

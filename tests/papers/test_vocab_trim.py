@@ -252,8 +252,8 @@ def test_the_command_writes_a_draft_that_runs(tmp_path: Path) -> None:
     task = ReasoningTask()
     rows = [json.dumps({"prompt": task.example(i).prompt}) for i in range(4)]
     prompts.write_text("\n".join(rows) + "\n")
-    pruner = VocabTrim(calibrate=str(prompts), keep="96", tokens=48)
-    lines = list(pruner.prune(Path(embedded("draft")), tmp_path / "out"))
+    made = VocabTrim(calibrate=str(prompts), keep="96", tokens=48)
+    lines = list(made.trim(Path(embedded("draft")), tmp_path / "out"))
     assert lines[-1].endswith("tokens") and "a head of" in lines[-1]
     held = load_file(tmp_path / "out" / "model.safetensors")
     model = forerun.load()

@@ -36,7 +36,8 @@ class Group(Commands):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0].replace("_", "-")
         if name not in METHODS:
-            raise UnknownName.of("compression", args[0], METHODS, f"see `{ctx.command_path} --help`")
+            listing = f"see `{ctx.command_path} --help`"
+            raise UnknownName.of("compression", args[0], METHODS, listing)
         from forerun.compression.vocab_trim import VocabTrim
 
         own = _signature.parameters(VocabTrim, panel=f"Options of {name}")

@@ -57,17 +57,19 @@ class Draft(Recipe):
     """Trains a draft model for a target from nothing.
 
     model: target, a folder or name.
-    recipe: fastdraft, direct_alignment or distillspec.
+    recipe: loss and data of the last phase: fastdraft, direct_alignment or distillspec.
     prompts: JSON-lines file with "prompt", and optionally "answer" and "domain"; not needed for the
     embedded model.
     corpus: file or folder of running text for pre-training; without it, the target's answers.
     code: file or folder of code for continued training; without it, that phase is left out.
     num_prompts: maximum number of prompts; a tenth is held out.
     max_tokens: maximum length of an answer.
-    share: parameters of the draft relative to the target.
+    share: parameters of the draft relative to the target, at most.
     layers: depth of the draft; 0 chooses it.
-    loss: ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ or tvd++position; auto is that of the recipe.
-    data: target, fixed, on_policy or mixed; auto is that of the recipe.
+    loss: one of ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ and tvd++position, for the last phase; auto
+    is that of the recipe.
+    data: answers that the last phase learns: target, fixed (those in prompts), on_policy (of the
+    draft) or mixed; auto is that of the recipe.
     top_k: number of target probabilities to store per token; 0 computes the target in every step.
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
     minutes: training time of all phases; answers, probes and measurements come on top.
@@ -76,7 +78,7 @@ class Draft(Recipe):
     micro_tokens: padded tokens per micro-batch.
     micro_batches: micro-batches per step; the processes share them.
     threads: number of processes: CPU cores, or GPUs with device cuda; each loads the target.
-    device: cpu, cuda or cuda:N.
+    device: where to train: cpu, cuda or cuda:N.
     rate: factor of all learning rates.
     batch: number of answers generated at once.
     """

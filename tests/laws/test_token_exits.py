@@ -9,6 +9,7 @@ import pytest
 
 from fakes import VOCAB, FakeTarget, sequence, table_law
 from forerun import registry
+from forerun.controllers.acceptance_head import runner_of
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.growing import Growth
 from forerun.core.records import Plan, Sequence
@@ -165,6 +166,12 @@ def test_fewer_exits(runner) -> None:
     seq = sequence(PROMPT, 3, SeededDice(0))
     (q,), (p,) = (s.next([(seq, ())]) for s in (source, DraftModel(model=runner, layers=2).source))
     assert np.array_equal(q.probs, p.probs)
+
+
+def test_a_head_on_the_rows_of_one_depth_is_refused(runner) -> None:
+    assert runner_of(DraftModel(model=runner, layers=2)).num_layers == 2
+    with pytest.raises(ConfigError, match="without confidence"):
+        runner_of(DraftModel(model=runner, confidence=0.5))
 
 
 def test_bad_confidence_is_refused(folder) -> None:

@@ -62,7 +62,7 @@ class DraftModel(Grown, ModelDrafter):
         self.is_tree = grower != "chain"
         is_chosen = layers == "auto" and confidence is None  # the depth, when the target is known
         self._exits: Exits | None = getattr(model, "exits", None) if is_chosen else None
-        self.source = _source(model, layers, confidence, self.is_tree)
+        self.source: ModelSource = _source(model, layers, confidence, self.is_tree)
         ModelDrafter.__init__(self, self.source.inner)
         Grown.__init__(self, self.source, made)
         self._tokenizer = tokenizer

@@ -50,9 +50,9 @@ NOT_TEXT = frozenset({"tokenizer", "target"})  # options that text cannot expres
 DEFAULT_BATCH = 16  # sequences
 
 
-# modules of method folders without a method of their own: base classes, and the two ways to sample
-# under any constraint, which `Sampling.constraint_sampling` selects
-NO_METHODS = frozenset({"base", "asap", "awrs"})
+# modules of method folders without a method of their own: base classes, the two ways to sample
+# under any constraint, which `Sampling.constraint_sampling` selects, methods of `forerun compress`
+NO_METHODS = frozenset({"base", "asap", "awrs", "vocab_trim"})
 
 
 class Kind(NamedTuple):

@@ -21,6 +21,7 @@ from tiny import make_tiny
 import forerun
 from fakes import FakeRunner, FakeTarget, sequence, table_law
 from forerun import registry
+from forerun.cli.main import main
 from forerun.compression import vocab_trim
 from forerun.compression.vocab_trim import (
     ReducedHead,
@@ -120,6 +121,8 @@ def test_the_file_has_d2t_and_t2d(draft: Path, tmp_path: Path) -> None:
     held = load_file(tmp_path / "out" / "model.safetensors")
     assert (held["d2t"] + torch.arange(4)).tolist() == kept.tolist()
     assert torch.nonzero(held["t2d"]).flatten().tolist() == kept.tolist()
+    assert (held["d2t"].dtype, held["t2d"].dtype) == (torch.int64, torch.bool)
+    assert held["d2t"].tolist() == [0, 2, 88, 284] and held["t2d"].shape == (288,)
     full = load_file(draft / "model.safetensors")
     assert torch.equal(held["lm_head.weight"], full["lm_head.weight"][kept])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -243,17 +246,20 @@ def test_texts_of_the_target_are_the_best_calibration() -> None:
     assert taus["target"] > 1.3 * taus["raw"]
 
 
-def test_the_command_writes_a_draft_that_runs(tmp_path: Path) -> None:
+def test_the_command_writes_a_draft_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The embedded pair: counted in the target's own texts, exact, special tokens kept."""
-    from forerun.assets import embedded
     from forerun.tasks.reasoning import ReasoningTask
 
     prompts = tmp_path / "prompts.jsonl"
     task = ReasoningTask()
     rows = [json.dumps({"prompt": task.example(i).prompt}) for i in range(4)]
     prompts.write_text("\n".join(rows) + "\n")
-    pruner = VocabTrim(calibrate=str(prompts), keep="96", tokens=48)
-    lines = list(pruner.prune(Path(embedded("draft")), tmp_path / "out"))
+    command = ["compress", "vocab-trim", "--draft", "draft", "--calibrate", str(prompts)]
+    command += ["--keep", "96", "--tokens", "48", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[-1].endswith("tokens") and "a head of" in lines[-1]
     held = load_file(tmp_path / "out" / "model.safetensors")
     model = forerun.load()

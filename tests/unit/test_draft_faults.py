@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,12 +22,15 @@ from tiny import make_tiny, make_tokenizer
 import forerun
 from forerun.core.sampling import Sampling
 from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.runner.kv_cache import Cache
 from forerun.training.checkpoints import load_checkpoint
 from forerun.training.recipes.draft import Draft
+from forerun.training.recipes.online import OnlineDraft
+from forerun.training.records import read_records
 
 WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
 OPTIONS = {"max_tokens": 8, "share": 0.9, "layers": 1, "probe_steps": 1, "max_steps": 8}
-OPTIONS |= {"minutes": None, "micro_tokens": 256, "gamma": 2}
+OPTIONS |= {"minutes": None, "micro_tokens": 256, "gamma": 2, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +91,42 @@ def test_weights_that_overflow_end_the_run(target: Path, prompts: Path, tmp_path
     assert all(bool(p.isfinite().all()) for p in load_file(out / "state" / best["file"]).values())
     recipe(target, prompts, rate=0.5).train(out, resume=True)
     assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("size", [100, 1_500])  # for plan.json, for the answers of a prompt
+def test_a_disk_without_room_for_answers(
+    target: Path, prompts: Path, tmp_path: Path, size: int
+) -> None:
+    with room(size), pytest.raises(CapacityError, match="free some space"):
+        recipe(target, prompts).train(tmp_path / "out")
+
+
+def test_a_target_without_memory_for_the_batch_answers_fewer_prompts_at_once(
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line says so, and every prompt has its answers."""
+    recipe(target, prompts).train(tmp_path / "whole")
+    asked = list[int]()
+
+    def little(cache: Cache, slots: int, cells: int, taken: int = 0) -> int:
+        asked.append(slots)
+        if slots > 2:
+            raise CapacityError("the key-value cache needs 2 MiB, and 1 MiB are free")
+        return 0
+
+    monkeypatch.setattr(Cache, "check_room", little)
+    with pytest.raises(KeyboardInterrupt):
+        recipe(target, prompts).train(tmp_path / "out", watch=kill_in("pretrain"))
+    said = [r.getMessage() for r in caplog.records if "run at once" in r.getMessage()]
+    assert max(asked) > 2 and len(said) == 1
+    assert re.match(r"2 of \d+ sequences run at once, the others wait: the key-value", said[0])
+    whole, found = (read_records(tmp_path / name / "data") for name in ("whole", "out"))
+    assert found.numbers is not None and whole.numbers is not None
+    assert found.numbers.tolist() == whole.numbers.tolist()
 
 
 def test_a_full_disk_is_named_and_the_run_continues(
@@ -165,3 +205,12 @@ def test_a_vocabulary_with_padding(target: Path, prompts: Path, tmp_path: Path) 
     drafted = served.generate(["the cat"], sampling, drafter=f"draft_model:model={out}")[0]
     assert drafted.samples[0].tokens == plain.samples[0].tokens
     assert drafted.stats.drafted > 0
+
+
+def test_a_replay_with_a_draft_of_another_tokenizer_is_refused(
+    target: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "traffic.jsonl").write_text('{"prompt": "the cat"}\n')
+    recipe = OnlineDraft(replay=tmp_path / "traffic.jsonl", model=str(target), draft="draft")
+    with pytest.raises(ConfigError, match=r"different vocabularies .* differ: \d+ .*'cross_vocab'"):
+        recipe.train(tmp_path / "out")

@@ -15,11 +15,13 @@ import forerun
 from forerun.cli.main import main
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
+from forerun.training.drafts.card import data_hash
 from forerun.training.drafts.data import read_prompts, reference_answers, running_text
 from forerun.training.drafts.distillation import DIVERGENCES, Best, Distilled, divergence
 from forerun.training.drafts.measure import frozen
 from forerun.training.losses import TopK
 from forerun.training.recipes.draft import Draft
+from forerun.training.records import read_records
 
 WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
 PROMPTS = [
@@ -42,7 +44,7 @@ def prompts(tmp_path_factory) -> Path:
 
 def recipe(target: Path, prompts: Path, **options) -> Draft:
     given = {"max_tokens": 12, "share": 0.9, "layers": 1, "probe_steps": 2, "max_steps": 8}
-    given |= {"minutes": None, "micro_tokens": 256, "gamma": 3}
+    given |= {"minutes": None, "micro_tokens": 256, "gamma": 3, "threads": 1}
     return Draft(model=str(target), prompts=prompts, **given | options)
 
 
@@ -78,6 +80,10 @@ def test_the_card_names_data_target_acceptance_and_cost(trained):
     assert "| after | all | greedy | odd | even |" in card
     assert set(facts["stages"]) == {"pretrain", "align"}
     assert facts["best"]["all"] >= max(stage["all"] for stage in facts["stages"].values()) - 1e-9
+    training = facts["training"]
+    assert [one["step"] for one in training.values()] == [4, 4] and "8 steps" in card
+    assert all(one["tokens"] > 0 and one["seconds"] > 0 for one in training.values())
+    assert data_hash(read_records(trained / "data")) in card
     assert facts["c"] > 0 and facts["tau"] >= 1 and facts["gamma"] == 3
 
 
@@ -159,7 +165,6 @@ def test_a_target_that_changed_is_refused_on_resume(target, prompts, tmp_path):
 def test_losses_read_the_target_or_its_stored_rows(target, trained):
     """Stored rows of all tokens give the loss of the live target."""
     from forerun.training.data import Batches
-    from forerun.training.records import read_records
 
     module, teacher = frozen(str(target)), frozen(str(target))
     documents = read_records(trained / "data")

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from pull_shop import NAME, Shop
+from tiny import make_tiny
 from transformers import AutoTokenizer
 
+from forerun.compression.vocab_trim import write_trimmed
 from forerun.core.records import Snapshot
 from forerun.errors import CapacityError
 from forerun.models.gguf_folder import gguf_folder
@@ -64,6 +66,14 @@ def test_a_training_checkpoint(tmp_path: Path, size: int) -> None:
     said = refused(lambda: save_checkpoint(path, {"w": weight}, [], {"step": 2}), size)
     assert "checkpoint.pt" in said and files(tmp_path) == before
     assert load_checkpoint(path)["progress"] == {"step": 1}
+
+
+@pytest.mark.parametrize("size", [0, 2_000, 20_000])
+def test_a_draft_with_a_reduced_head(tmp_path: Path, size: int) -> None:
+    draft, out = make_tiny(tmp_path / "draft"), tmp_path / "out"
+    refused(lambda: write_trimmed(draft, out, np.arange(50), 288), size)
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+    write_trimmed(draft, out, np.arange(50), 288)
 
 
 @pytest.mark.parametrize("size", [0, 100, 20_000])

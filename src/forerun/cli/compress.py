@@ -1,17 +1,56 @@
-"""`forerun compress vocab-trim`: reduce the head of a draft model to the tokens that matter."""
+"""`forerun compress METHOD`: make a draft model cheaper; options are those of the method."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from forerun.cli import options
-from forerun.errors import DataError
+from forerun.cli import _signature, options
+from forerun.cli._click_group import Commands
+from forerun.errors import DataError, UnknownName
+
+METHODS = {"vocab-trim": "Reduce a draft's head to the tokens that its target uses (VocabTrim)."}
+Draft = Annotated[str, typer.Option("--draft", help="Folder or hub id of the draft model.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="New folder; default: DRAFT-trimmed.")
+]
+
+
+def every(draft: Draft, out: Out = None) -> None:
+    """Options of every method."""
+
+
+class Group(Commands):
+    """Ways to make a draft model cheaper; a method is imported when it is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(METHODS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A placeholder for the list of commands."""
+        return _signature.command(cmd_name, lambda *_: None, (), METHODS[cmd_name])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0].replace("_", "-")
+        if name not in METHODS:
+            listing = f"see `{ctx.command_path} --help`"
+            raise UnknownName.of("compression", args[0], METHODS, listing)
+        from forerun.compression.vocab_trim import VocabTrim
+
+        own = _signature.parameters(VocabTrim, panel=f"Options of {name}")
+        made = [*_signature.declared(every), *own]
+        run = partial(_command, VocabTrim)
+        return name, _signature.command(name, run, made, METHODS[name]), args[1:]
+
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode="rich", help="Make a draft model cheaper to run."
+    cls=Group,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="Make a draft model cheaper. `forerun compress METHOD --help` shows the options.",
 )
 
 
@@ -20,45 +59,17 @@ def _root() -> None:
     """Ways to make a draft model cheaper."""
 
 
-@app.command("vocab-trim")
-def vocab_trim(
-    draft: Annotated[str, typer.Option("--draft", help="Folder or hub id of the draft model.")],
-    calibrate: Annotated[
-        Path, typer.Option("--calibrate", help="Prompts as JSON lines, or one as a text file.")
-    ],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="The target that the draft serves.")
-    ] = "reasoner",
-    keep: Annotated[
-        str, typer.Option("--keep", help="Tokens of the head; auto measures sizes.")
-    ] = "auto",
-    source: Annotated[
-        str, typer.Option("--source", help="Texts to count in: target, draft or raw.")
-    ] = "target",
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens per generated text.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0)] = 0.0,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="New folder; default: DRAFT-trimmed.")
-    ] = None,
-) -> None:
-    """Reduce a draft's head to the tokens that the target uses (VocabTrim)."""
-    from forerun.compression.vocab_trim import VocabTrim
+def _command(cls: Any, ctx: typer.Context, given: dict[str, Any]) -> None:
+    """Runs a method and prints its report."""
     from forerun.models.paths import located, model_folder
 
-    for name in (draft, model):
+    method = cls(**_signature.given(cls, given))
+    for name in (given["draft"], method.model):
         options.check_model(name)
-    pruner = VocabTrim(
-        calibrate=str(calibrate),
-        model=model,
-        keep=keep,
-        source=source,
-        tokens=tokens,
-        temperature=temperature,
-    )
-    folder = Path(model_folder(located(draft)))
-    out = out or Path(f"{folder.name}-trimmed")
+    folder = Path(model_folder(located(given["draft"])))
+    out = given["out"] or Path(f"{folder.name}-trimmed")
     options.check_out_folder(out)
     if out.is_dir() and any(out.iterdir()):
         raise DataError(f"--out {out} is not empty; give a new folder")
-    for line in pruner.prune(folder, out):
+    for line in method.trim(folder, out):
         typer.echo(line)

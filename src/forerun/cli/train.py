@@ -19,6 +19,7 @@ from forerun.errors import ConfigError
 if TYPE_CHECKING:
     from forerun.training.recipes.base import Recipe
 
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun
 DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 Out = Annotated[Path, typer.Option(help="Folder for data, checkpoints and results.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
@@ -75,6 +76,11 @@ def _root() -> None:
 def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> None:
     """Runs a recipe and prints its results."""
     name, out = cls.__module__.rpartition(".")[2], given["out"]
+    if TORCHRUN in os.environ:
+        raise ConfigError(
+            "torchrun starts several copies of this run, and they would write the same files; "
+            "start it once, with --threads N for N processes"
+        )
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")

@@ -139,10 +139,14 @@ def runner_of(drafter: Drafter) -> Runner:
         inner = inner.drafter
     runner: Any = getattr(inner, "runner", None)
     runner = getattr(getattr(inner, "source", None), "runner", runner)  # padded to the target
-    if not hasattr(runner, "hidden_at") or getattr(inner.source, "is_tree", False):
+    source = getattr(inner, "source", None)
+    draws_chains = not getattr(source, "is_tree", False)
+    is_one_model = not hasattr(source, "confidence")  # else rows are of several depths
+    if not (hasattr(runner, "hidden_at") and draws_chains and is_one_model):
         name = name_of(inner)
         raise ConfigError(
             f"acceptance_head needs a draft model that drafts chains, got drafter {name!r}; "
-            "use drafter 'draft_model' with grower 'chain', or controller 'budget'"
+            "use drafter 'draft_model' with grower 'chain' and without confidence, or controller "
+            "'budget'"
         )
     return runner

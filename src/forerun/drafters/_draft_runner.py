@@ -28,7 +28,8 @@ COLD_FACTOR = 2.5  # time of a step between passes of the target over one in a r
 class ModelDrafter(Shared, Priced):
     """Costs and cache of a drafter that runs a draft model, its attribute `runner`.
 
-    is_tree: whether a level of a draft has several nodes.
+    is_tree: whether a level of a draft has several nodes. passes: passes per drafted token of each
+    model, if there are several.
     """
 
     learns = False
@@ -36,24 +37,39 @@ class ModelDrafter(Shared, Priced):
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
+        self.passes: dict[ModelRunner, float] = {}
         self._read: set[Hashable] = set()  # groups with a prompt in its cache
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        runner = self.runner
-        return runner.check_room(runner.num_held + seqs, min(tokens, runner.context), taken)
+        need = 0
+        for runner in self._passes():
+            most = min(tokens, runner.context)
+            need += runner.check_room(runner.num_held + seqs, most, taken + need)
+        return need
 
     def begin_costs(self) -> None:
         """Measures costs of the draft model for a limited time, here rather than in a step."""
-        cost_of(self.runner, DRAFT_MODEL_SECONDS)
+        for runner in self._passes():
+            cost_of(runner, DRAFT_MODEL_SECONDS)
 
     def measure_costs(self) -> None:
         """Goes on measuring; called after every step."""
-        if self.runner.between_steps is not None:
-            self.runner.between_steps()
+        for runner in self._passes():
+            if runner.between_steps is not None:
+                runner.between_steps()
 
     def draft_seconds(self, nodes: int, num: int = 1) -> float:
         """One step of the draft model per node of a chain; half as many for a tree; at least 1."""
-        rows, cost = 1 + self.is_tree, cost_of(self.runner)
+        return sum(
+            num_passes * self._seconds(runner, nodes, num)
+            for runner, num_passes in self._passes().items()
+        )
+
+    def _passes(self) -> dict[ModelRunner, float]:
+        return self.passes or {self.runner: 1.0}
+
+    def _seconds(self, runner: ModelRunner, nodes: int, num: int) -> float:
+        rows, cost = 1 + self.is_tree, cost_of(runner)
         steps = max(nodes, 1) / rows
         return COLD_FACTOR * steps * (cost.pass_time(rows * num) + cost.overhead(num, 0)) / num
 
@@ -74,10 +90,18 @@ class ModelDrafter(Shared, Priced):
         self._read.discard(group)
 
     def memory_report(self) -> dict[str, int]:
-        held = self.runner.memory_report()
-        return {
-            f"draft {part}": SharedBytes(n, (id(self.runner), part)) for part, n in held.items()
-        }
+        found = _held(self.runner)
+        for runner in self.passes:
+            if runner is not self.runner:
+                cells = _held(runner)["draft kv cache"]  # weights are shared
+                found[f"draft kv cache, {runner.num_layers} layers"] = cells
+        return found
+
+
+def _held(runner: ModelRunner) -> dict[str, int]:
+    """Bytes of a draft model by part."""
+    held = runner.memory_report()
+    return {f"draft {part}": SharedBytes(n, (id(runner), part)) for part, n in held.items()}
 
 
 class ModelSource(Source):
@@ -110,8 +134,20 @@ class ModelSource(Source):
         is_whole = len(used) == len(head.forward)
         return slice(len(used)) if is_whole else used, head.forward[used].astype(np.int32)
 
+    def logits(self, requests: Many[tuple[Sequence, Path]]) -> np.ndarray:
+        """Logits [n, used columns] after each path."""
+        return on_host(self.runner.rows_at(requests))[:, self._columns]
+
+    def num_unread(self, seq: Sequence) -> int:
+        """Tokens of a text that the draft model has not read."""
+        return self.runner.num_unread(seq)
+
+    def release(self, seq: Sequence) -> None:
+        """Drops the KV cells of a sequence."""
+        self.runner.release(seq)
+
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
-        narrow = on_host(self.runner.rows_at(requests))[:, self._columns]
+        narrow = self.logits(requests)
         probs = probs_of([seq for seq, _ in requests], narrow, is_tree=self.is_tree)
         full = np.all(probs, axis=1).tolist()
         return [

@@ -72,8 +72,7 @@ class CrossVocab(ModelDrafter):
         if method != "tli" and grower != "chain":
             raise ConfigError(f"method {method} drafts chains; use grower=chain, or method=tli")
         if isinstance(model, str):
-            graphs = getattr(target, "graphs", True)
-            model = load_foreign_draft(model, dtype, device, max_seqs, graphs=graphs)
+            model = load_foreign_draft(model, dtype, device, max_seqs, target)
         super().__init__(model.runner)
         self.method, self.grower = method, registry.make("grower", grower)
         self.labels = LABELS.get(method, self.grower.labels)

@@ -95,8 +95,7 @@ class Online(Shared, Priced):
         def load() -> ModelRunner:
             if not isinstance(model, str):
                 return model()
-            graphs = getattr(target, "graphs", True)  # off for both models or for none
-            return load_draft(model, dtype, device, max_seqs, tokenizer, graphs=graphs)
+            return load_draft(model, dtype, device, max_seqs, tokenizer, target)
 
         def make() -> ModelCopy:
             how: dict[str, Any] = {"model": load(), "grower": grower, "tokenizer": tokenizer}

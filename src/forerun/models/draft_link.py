@@ -87,8 +87,8 @@ def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> Mode
         model = getattr(target, "model", None)
         kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]
         device = str(getattr(model, "device", "auto"))
-        kind, graphs = kinds[0] if kinds else "auto", getattr(target, "graphs", True)
-        draft = load_draft(name, kind, device, MAX_DRAFT_SEQS, tokenizer, graphs=graphs)
+        kind = kinds[0] if kinds else "auto"
+        draft = load_draft(name, kind, device, MAX_DRAFT_SEQS, tokenizer, target)
         check_size(draft, target, tokenizer)
         known[name] = draft
     return draft
@@ -115,12 +115,12 @@ def load_draft(
     device: str,
     max_seqs: int,
     tokenizer: Tokenizer | None,
-    *,
-    graphs: bool = True,
+    target: Target | None = None,
 ) -> ModelRunner:
     """Loads a draft model; `exits` of the runner names the sub-models of a sorted draft.
 
-    Raises ModelError, and ConfigError for another vocabulary.
+    tokenizer: of the target, if the draft must have the same. target: CUDA graphs are off for both
+    models or for none. Raises ModelError, and ConfigError for another vocabulary.
     """
     from forerun.models.load import load_target
     from forerun.models.sub_models import read_exits
@@ -130,6 +130,7 @@ def load_draft(
     path = located(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
+    graphs = getattr(target, "graphs", True)
     how: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs, "is_draft": True}
     found: ModelRunner = load_target(path, max_seqs=max_seqs, **how)  # type: ignore[assignment]
     if isinstance(found, ModelRunner) and Path(path).is_dir():
@@ -145,12 +146,12 @@ class ForeignDraft(NamedTuple):
 
 
 def load_foreign_draft(
-    name: str, dtype: str, device: str, max_seqs: int, *, graphs: bool = True
+    name: str, dtype: str, device: str, max_seqs: int, target: Target | None = None
 ) -> ForeignDraft:
     """Loads a draft model of any vocabulary. Raises ModelError."""
     from forerun.models.tokenizer import Tokenizer
 
-    runner = load_draft(name, dtype, device, max_seqs, None, graphs=graphs)
+    runner = load_draft(name, dtype, device, max_seqs, None, target)
     return ForeignDraft(runner, Tokenizer.load(located(name)))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.errors import ConfigError, ModelError
+from forerun.utils.files import reports_no_room, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,9 +55,13 @@ def read_exits(folder: Path) -> Exits | None:
 
 
 def write_exits(folder: Path, exits: Exits) -> None:
-    """Writes the file that makes a checkpoint a sorted draft."""
+    """Writes the file that makes a checkpoint a sorted draft.
+
+    Raises CapacityError if the disk has no room.
+    """
     text = json.dumps({"exits": list(exits.depths), "text": list(exits.text)}) + "\n"
-    (folder / FILE).write_text(text, encoding="utf-8")
+    with reports_no_room(folder / FILE):
+        write_atomically(folder / FILE, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def first_layers(model: Transformer, num: int) -> Transformer:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from forerun.models.hf_load import quiet
-from forerun.utils.files import reports_no_room
+from forerun.utils.files import write_folder
 
 from .renamed import refuse
 
@@ -98,36 +95,6 @@ def save(
             (part / CARD).write_text(card)
 
     write_folder(folder, write)
-
-
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Calls `write` with a temporary folder, then moves its files into place.
-
-    A new folder appears atomically. In an existing folder each file is replaced atomically, other
-    files stay, and nothing changes if `write` fails. Raises CapacityError if the disk has no room.
-    """
-    with reports_no_room(folder):
-        _write_folder(folder, write)
-
-
-def _write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        write(part)
-        made = [path for path in sorted(part.rglob("*")) if path.is_file()]
-        for path in made:
-            path.chmod(0o644)
-        if not folder.exists():
-            part.chmod(0o755)
-            os.replace(part, folder)
-            return
-        for path in made:
-            goal = folder / path.relative_to(part)
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, goal)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _write_checkpoint(model: PreTrainedModel, part: Path) -> None:

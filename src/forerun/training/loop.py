@@ -18,7 +18,7 @@ from forerun.utils.signals import delayed_interrupt
 from .checkpoints import restore_checkpoint, save_checkpoint
 from .data import Micro
 from .optimizers import make_optimizers, rate_factor, set_rates
-from .processes import agree, is_first_process, my_share, sum_gradients
+from .processes import agree, is_first_process, is_in_group, my_share, sum_gradients
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__, Recipe="training.recipes.base.Recipe")
@@ -155,6 +155,9 @@ class Loop:
                 loss = self.recipe.loss(micro.to(self.device))
             loss.backward()
             total += float(loss.detach())
+        if is_in_group():  # a process without a share of the step still takes part in the sum
+            for p in self.parameters.values():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         sum_gradients(total, self.parameters.values())
         if not math.isfinite(total):
             raise DataError(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from forerun import registry
 from forerun.errors import ConfigError, DataError
-from forerun.utils.files import write_atomically
+from forerun.utils.files import reports_no_room, write_atomically
 
 NAME = "plan.json"
 RENAMED = {  # settings in folders of earlier versions
@@ -100,6 +100,10 @@ def check_plan(folder: Path, wanted: dict[str, Any]) -> None:
 
 
 def write_plan(folder: Path, kept: dict[str, Any], changing: dict[str, Any]) -> None:
-    """Writes plan.json: settings that a resumed run must keep, and those that may change."""
+    """Writes plan.json: settings that a resumed run must keep, and those that may change.
+
+    Raises CapacityError if the disk has no room.
+    """
     text = json.dumps({"settings": kept, "budgets": changing}, indent=2) + "\n"
-    write_atomically(folder / NAME, lambda part: part.write_text(text))
+    with reports_no_room(folder / NAME):
+        write_atomically(folder / NAME, lambda part: part.write_text(text))

@@ -1,6 +1,7 @@
-"""Data-parallel training with single-threaded processes.
+"""Data-parallel training: a process per CPU core or GPU, each with a share of every step.
 
-On a busy CPU this is faster than threads, which wait for each other in every operation.
+On a busy CPU single-threaded processes are faster than threads, which wait for each other in every
+operation. The first process starts the others, so `torchrun` is not needed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from forerun.errors import ConfigError, DataError
 from forerun.utils.signals import ignored_by_children
 
 T = TypeVar("T")
 R = TypeVar("R")
-TIMEOUT = timedelta(minutes=10)  # of one exchange between processes
+TIMEOUT = timedelta(hours=1)  # of one exchange; the first process evaluates between exchanges
 
 
 def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R]:
@@ -74,10 +76,41 @@ def _join(rank: int, size: int, url: str, target: Callable[..., None], args: tup
     _meet(rank, size, url)
     try:
         target(*args)
+    except DataError:
+        pass  # a loss that is not finite; the first process has it too and reports it
     except RuntimeError as error:
         if "closed by peer" not in str(error):  # the first process has ended and reports the error
             raise
     dist.destroy_process_group()
+
+
+def num_processes(device: str, threads: int) -> int:
+    """Processes on a device: a core each, with "cuda" a GPU each, with "cuda:N" one."""
+    if device == "cpu":
+        return threads
+    return max(1, min(threads, torch.cuda.device_count())) if device == "cuda" else 1
+
+
+def my_device(device: str) -> torch.device:
+    """The device of this process; in a group of "cuda" the GPU of its rank."""
+    if device == "cuda" and is_in_group():
+        return torch.device(device, dist.get_rank())
+    return torch.device(device)
+
+
+def check_shares(micro_batches: int, processes: int) -> None:
+    """Raises ConfigError unless every process has as many micro-batches of a step."""
+    if micro_batches % processes:
+        fitting = [n for n in range(1, processes) if micro_batches % n == 0]
+        raise ConfigError(
+            f"a step of {micro_batches} micro-batches cannot be shared evenly by {processes} "
+            f"processes; use --threads {max(fitting)}"
+        )
+
+
+def is_in_group() -> bool:
+    """Whether this process trains with others."""
+    return bool(dist.is_initialized())
 
 
 def is_first_process() -> bool:

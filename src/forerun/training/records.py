@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.errors import ConfigError, DataError
 from forerun.models.identity import model_hash, model_name, tokenizer_hash
-from forerun.utils.files import write_atomically
+from forerun.utils.files import reports_no_room, write_atomically
 
 from . import plans
 from .data import FIELDS, Documents, Stacked, joined
@@ -105,7 +105,7 @@ def prompts_in(path: Path) -> list[int]:
 
 
 def write_records(path: Path, records: list[Record]) -> None:
-    """Writes records as one file."""
+    """Writes records as one file. Raises CapacityError if the disk has no room."""
     from safetensors.numpy import save_file
 
     arrays: dict[str, np.ndarray] = {
@@ -119,7 +119,8 @@ def write_records(path: Path, records: list[Record]) -> None:
         parts = [getattr(record, name) for record in records]
         if parts[0] is not None:
             arrays[name] = np.concatenate(parts).astype(TYPES[name])
-    write_atomically(path, lambda part: save_file(arrays, part))
+    with reports_no_room(path):
+        write_atomically(path, lambda part: save_file(arrays, part))
 
 
 def read_file(path: Path) -> Iterator[Record]:

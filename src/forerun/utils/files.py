@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,6 +77,36 @@ def reports_no_room(path: Path) -> Iterator[None]:
         if cause is None:
             raise
         raise cannot_write(path, cause) from error
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Calls `write` with a temporary folder, then moves its files into place.
+
+    A new folder appears atomically. In an existing folder each file is replaced atomically, other
+    files stay, and nothing changes if `write` fails. Raises CapacityError if the disk has no room.
+    """
+    with reports_no_room(folder):
+        _write_folder(folder, write)
+
+
+def _write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        write(part)
+        made = [path for path in sorted(part.rglob("*")) if path.is_file()]
+        for path in made:
+            path.chmod(0o644)
+        if not folder.exists():
+            part.chmod(0o755)
+            os.replace(part, folder)
+            return
+        for path in made:
+            goal = folder / path.relative_to(part)
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, goal)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_whole(

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from forerun.training.data import Documents
 from forerun.training.plans import read_plan
 
+COSTS = ("step", "tokens", "seconds")  # of the training of a phase
+
 
 class Settings(Protocol):
     """The options of the recipe that the card lists."""
@@ -31,7 +33,7 @@ def data_hash(documents: Documents) -> str:
 def draft_card(
     settings: Settings, facts: Mapping[str, Any], documents: Documents, out: Path
 ) -> str:
-    """The README of a draft. facts: shape, stages, best, tau, tau_greedy, gamma, c."""
+    """The README of a draft. facts: shape, training, stages, best, tau, tau_greedy, gamma, c."""
     made, shape = read_plan(out / "data"), facts["shape"]
     size, best = shape["size"], facts["best"]
     domains = [k for k in best if k not in ("file", "phase", "step", "all", "greedy")]
@@ -52,6 +54,7 @@ def draft_card(
         head=" | ".join(columns),
         rule="---:|" * len(columns),
         table="\n".join(lines),
+        **{name: sum(one[name] for one in facts["training"].values()) for name in COSTS},
         modelled=facts["tau"] / (facts["c"] * facts["gamma"] + 1),
     )
 
@@ -72,6 +75,7 @@ Llama architecture with tied embeddings: {parameters:,} parameters, {size[layers
 | target | `{target_hash}` (SHA-256) |
 | tokenizer | `{tokenizer_hash}` |
 | data | {num} answers of the target, {million:.2f} M tokens, `{data_hash}` |
+| training | {step} steps, {tokens:,} tokens, {seconds:.0f} s |
 | cost of a step c | {f[c]:.3f} of a target step, measured |
 | tau, drafts of {f[gamma]}, temperature 1 | {f[tau]:.2f} tokens per target pass |
 | tau, drafts of {f[gamma]}, greedy | {f[tau_greedy]:.2f} |

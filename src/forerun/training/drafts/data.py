@@ -53,6 +53,7 @@ class DraftData:
     width: int = 512  # tokens per row
     max_tokens: int = 256  # of an answer
     micro_tokens: int = 4096
+    micro_batches: int = 2  # per step
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,10 +62,14 @@ class DraftData:
         self.kept = [i for i in range(len(self.ids)) if i % HELD_OUT]  # prompts to train on
 
     def generate(self, top_k: int, batch: int, watch: Watch = silent) -> None:
-        """Generates the missing answers and splits them by prompt."""
+        """Generates the missing answers, then reads all."""
         grid = temperatures(GRID, max_new_tokens=self.max_tokens)
         how: dict[str, Any] = {"seed": self.seed, "batch": batch, "top_k": top_k, "watch": watch}
         generate_records(self.target, self.ids, self.folder, grid, **how)
+        self.read()
+
+    def read(self) -> None:
+        """Reads the answers and splits them by prompt."""
         self.records = read_records(self.folder, self.target)
         self.numbers = self.records.numbers
         assert self.numbers is not None
@@ -89,6 +94,7 @@ class DraftData:
     def text(self, path: Path | None) -> Batches:
         """Batches of running text; without a path, of the target's answers with their prompts."""
         how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed}
+        how |= {"accumulate": self.micro_batches}
         if path is None:
             return PackedBatches(self.records, width=self.width, only=self.trained, **how)
         return Batches(
@@ -102,11 +108,13 @@ class DraftData:
         """
         how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed + 1}
         how |= {"prompt_weight": 0.0}
-        if kind == "target":
-            return PackedBatches(self.records, width=self.width, only=self.trained, **how)
-        if kind == "fixed":
-            documents = reference_answers(self.target, self.prompts, self.max_tokens)
-            return PackedBatches(documents, width=self.width, only=np.array(self.kept), **how)
+        if kind in ("target", "fixed"):
+            documents, only = self.records, self.trained
+            if kind == "fixed":
+                documents = reference_answers(self.target, self.prompts, self.max_tokens)
+                only = np.array(self.kept)
+            how |= {"accumulate": self.micro_batches}
+            return PackedBatches(documents, width=self.width, only=only, **how)
         sampling = Sampling(temperature=1.0, max_new_tokens=min(MAX_LIVE_TOKENS, self.max_tokens))
         draw = draw_from_module(module, self.target.tokenizer, sampling)
         if kind == "mixed":

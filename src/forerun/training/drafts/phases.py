@@ -14,6 +14,7 @@ from forerun.training.drafts.data import DraftData
 from forerun.training.drafts.distillation import TEXT, Best, Distilled, divergence
 from forerun.training.loop import Loop, LoopOptions, Progress
 from forerun.training.mixture import Mixture
+from forerun.training.processes import is_first_process
 from forerun.training.progress import Watch, step_note
 
 CODE_SHARE = 2 / 3  # of tokens in continued training
@@ -73,12 +74,14 @@ class Texts:
         aligned: Any = material.alignment(self.data, model)
         if self.text_share and isinstance(aligned, Batches):
             sources = {"answers": aligned, TEXT: material.text(self.corpus)}
-            aligned = Mixture(sources, {"answers": 1 - self.text_share, TEXT: self.text_share})
+            shares = {"answers": 1 - self.text_share, TEXT: self.text_share}
+            aligned = Mixture(sources, shares, material.micro_batches)
         first, last = material.text(self.corpus), Phase("align", TWO[1], aligned, self.loss)
         if self.code is None:
             return [Phase("pretrain", TWO[0], first, "ce"), last]
         sources = {"code": material.text(self.code), TEXT: material.text(self.corpus)}
-        mixed = Mixture(sources, {"code": CODE_SHARE, TEXT: 1 - CODE_SHARE})
+        shares = {"code": CODE_SHARE, TEXT: 1 - CODE_SHARE}
+        mixed = Mixture(sources, shares, material.micro_batches)
         return [
             Phase("pretrain", THREE[0], first, "ce"),
             Phase("continue", THREE[1], mixed, "ce"),
@@ -95,19 +98,24 @@ class Trainer:
     material: DraftData
     budget: Budget
     state: Path  # folder of checkpoints
+    device: torch.device
 
     def __post_init__(self) -> None:
         self.best = Best(self.state)
+        torch.nn.Module.to(self.model, self.device)
 
     def acceptance(self) -> dict[str, float]:
         """Held-out acceptance, all and by domain."""
         return self.material.acceptance(self.model, self.teacher)
 
-    def run(self, phase: Phase, watch: Watch) -> None:
-        """Trains a phase to the end of its budget, from its checkpoint if it has one."""
+    def run(self, phase: Phase, watch: Watch) -> Progress:
+        """Trains a phase to the end of its budget, from its checkpoint if it has one.
+
+        All processes of a group take part; the first one evaluates and writes.
+        """
         trained = Distilled(self.model, phase.data, divergence(phase.loss), self.teacher)
         path = self.state / f"{phase.name}.pt"
-        loop = Loop(trained, self.budget.options(phase), torch.device("cpu"), path)
+        loop = Loop(trained, self.budget.options(phase), self.device, path)
         loop.resume()
         marks = int(loop.spent() * EVALUATIONS)
 
@@ -119,5 +127,5 @@ class Trainer:
                 self.best.offer(self.model, phase.name, progress.step, self.acceptance())
             watch(phase.name, *step_note(progress, spent))
 
-        loop.on_step = look
-        loop.run()
+        loop.on_step = look if is_first_process() else None
+        return loop.run()

@@ -9,9 +9,9 @@ acceptance of a short probe. The weights with the best held-out acceptance are k
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -19,13 +19,14 @@ from transformers import PreTrainedModel
 import forerun
 from forerun.engine.cost.forward import one_row_seconds
 from forerun.errors import ConfigError
+from forerun.models.load import choose_device
 from forerun.registry import ModelName
 from forerun.training import plans
-from forerun.training.drafts.card import draft_card
+from forerun.training.drafts.card import COSTS, draft_card
 from forerun.training.drafts.data import DraftData, read_prompts
 from forerun.training.drafts.distillation import Distilled, divergence
 from forerun.training.drafts.measure import frozen, measured, write_json, write_text
-from forerun.training.drafts.phases import Budget, Texts, Trainer
+from forerun.training.drafts.phases import Budget, Phase, Texts, Trainer
 from forerun.training.drafts.shapes import (
     DEPTHS,
     Candidate,
@@ -37,6 +38,7 @@ from forerun.training.drafts.shapes import (
 from forerun.training.export import save
 from forerun.training.language_model import Size, build_model
 from forerun.training.loop import Loop
+from forerun.training.processes import check_shares, my_device, num_processes, process_group
 from forerun.training.progress import Watch, silent
 from forerun.training.recipes.base import Recipe
 
@@ -55,28 +57,35 @@ class Draft(Recipe):
     """Trains a draft model for a target from nothing.
 
     model: target, a folder or name.
-    recipe: fastdraft, direct_alignment or distillspec.
+    recipe: loss and data of the last phase: fastdraft, direct_alignment or distillspec.
     prompts: JSON-lines file with "prompt", and optionally "answer" and "domain"; not needed for the
     embedded model.
     corpus: file or folder of running text for pre-training; without it, the target's answers.
     code: file or folder of code for continued training; without it, that phase is left out.
     num_prompts: maximum number of prompts; a tenth is held out.
     max_tokens: maximum length of an answer.
-    share: parameters of the draft relative to the target.
+    share: parameters of the draft relative to the target, at most.
     layers: depth of the draft; 0 chooses it.
-    loss: ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ or tvd++position; auto is that of the recipe.
-    data: target, fixed, on_policy or mixed; auto is that of the recipe.
+    loss: one of ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ and tvd++position, for the last phase; auto
+    is that of the recipe.
+    data: answers that the last phase learns: target, fixed (those in prompts), on_policy (of the
+    draft) or mixed; auto is that of the recipe.
     top_k: number of target probabilities to store per token; 0 computes the target in every step.
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
     minutes: training time of all phases; answers, probes and measurements come on top.
     max_steps: maximum number of steps of all phases.
     probe_steps: steps of training before a shape is judged.
-    micro_tokens: padded tokens per micro-batch; a step has two.
+    micro_tokens: padded tokens per micro-batch.
+    micro_batches: micro-batches per step; the processes share them.
+    threads: number of processes: CPU cores, or GPUs with device cuda; each loads the target.
+    device: where to train: cpu, cuda or cuda:N.
     rate: factor of all learning rates.
     batch: number of answers generated at once.
     """
 
-    may_change: ClassVar[frozenset[str]] = frozenset({"batch", "gamma", "rate"})
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        {"batch", "device", "gamma", "rate", "threads"}
+    )
     minimums = Recipe.minimums | {
         "num_prompts": 10,
         "max_tokens": 1,
@@ -87,6 +96,8 @@ class Draft(Recipe):
         "max_steps": 3,
         "probe_steps": 1,
         "micro_tokens": 1,
+        "micro_batches": 1,
+        "threads": 1,
         "batch": 1,
     }
 
@@ -107,6 +118,9 @@ class Draft(Recipe):
     max_steps: int | None = None
     probe_steps: int = 60
     micro_tokens: int = 4096
+    micro_batches: int = 2
+    threads: int = 2
+    device: str = "cpu"
     rate: float = 1.0
     batch: int = 16
 
@@ -129,12 +143,39 @@ class Draft(Recipe):
             raise ConfigError(f"share must be above 0 and below 1, got {self.share}; e.g. 0.1")
 
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
-        self.state = out / "state"
-        is_trained = any(self.state.glob("*.pt")) or (out / "config.json").exists()
+        choose_device(self.device)  # raises ConfigError if torch finds no GPU
+        check_shares(self.micro_batches, self.processes)
+        state = out / "state"
+        is_trained = any(state.glob("*.pt")) or (out / "config.json").exists()
         plans.begin(out, self, is_trained=is_trained, resume=resume)
-        self.target = forerun.load(self.model, max_seqs=max(self.batch, 1))
-        self.teacher = frozen(self.model)
+        self.open(out)
+        self.material.generate(self.top_k, self.batch, watch)
+        chosen = self.choose(watch)
+        with process_group(self.processes, _train_along, (replace(self), out, chosen.size)):
+            trainer, stages = self.trainer(chosen.size), dict[str, dict[str, float]]()
+            costs = dict[str, dict[str, float]]()
+            for phase in self.phases(trainer.model):
+                done = trainer.run(phase, watch)
+                costs[phase.name] = {name: getattr(done, name) for name in COSTS}
+                stages[phase.name] = trainer.acceptance()
+        trainer.best.restore(trainer.model)
+        save(trainer.model, out, tokenizer=self.target.tokenizer.inner)
+        facts = {"shape": asdict(chosen), "training": costs, "stages": stages}
+        return self.report(out, facts | {"best": trainer.best.found})
+
+    @property
+    def processes(self) -> int:
+        """Number of training processes."""
+        return num_processes(self.device, self.threads)
+
+    def open(self, out: Path) -> None:
+        """Loads the target and reads the prompts."""
+        self.state, device = out / "state", my_device(self.device)
+        place = "auto" if device.type == "cpu" else str(device)  # answers may use a GPU anyway
+        self.target = forerun.load(self.model, max_seqs=max(self.batch, 1), device=place)
+        self.teacher = frozen(self.model).to(device)
         self.vocab = self.teacher.config.vocab_size
+        self.budget = Budget(self.max_steps, self.minutes, self.rate, self.seed)
         self.material = DraftData(
             target=self.target,
             prompts=read_prompts(self.prompts, self.num_prompts, self.target),
@@ -142,22 +183,21 @@ class Draft(Recipe):
             width=min(WIDTH, self.teacher.config.max_position_embeddings),
             max_tokens=self.max_tokens,
             micro_tokens=self.micro_tokens,
+            micro_batches=self.micro_batches,
             seed=self.seed,
         )
-        self.material.generate(self.top_k, self.batch, watch)
-        self.budget = Budget(self.max_steps, self.minutes, self.rate, self.seed)
-        chosen = self.choose(watch)
-        text_share = METHODS[self.recipe][2]
-        texts = Texts(self.corpus, self.code, self.data, self.loss, text_share)
-        model = self.build(chosen.size)
-        trainer = Trainer(model, self.teacher, self.material, self.budget, self.state)
-        stages = dict[str, dict[str, float]]()
-        for phase in texts.phases(self.material, model):
-            trainer.run(phase, watch)
-            stages[phase.name] = trainer.acceptance()
-        trainer.best.restore(model)
-        save(model, out, tokenizer=self.target.tokenizer.inner)
-        return self.report(out, chosen, stages, trainer.best.found)
+
+    def trainer(self, size: Size) -> Trainer:
+        """The training of a new draft of this shape, with a checkpoint per phase."""
+        device = my_device(self.device)
+        model = self.build(size)
+        return Trainer(model, self.teacher, self.material, self.budget, self.state, device)
+
+    def phases(self, model: PreTrainedModel) -> list[Phase]:
+        """The phases of the training of a draft."""
+        share = METHODS[self.recipe][2]
+        texts = Texts(self.corpus, self.code, self.data, self.loss, share)
+        return texts.phases(self.material, model)
 
     def choose(self, watch: Watch) -> Candidate:
         """The shape with the highest modelled speed-up; measured once and kept in the folder."""
@@ -167,11 +207,12 @@ class Draft(Recipe):
 
     def rated(self, size: Size) -> Candidate:
         """A shape with its measured cost, and its acceptance after a short training."""
-        model = self.build(size)
+        model, device = self.build(size), my_device(self.device)
         seconds = one_row_seconds(self.target.target)
         c = step_seconds(model, self.target.tokenizer.inner) / seconds
+        torch.nn.Module.to(model, device)
         trained = Distilled(model, self.material.text(self.corpus), None)
-        Loop(trained, self.budget.probe(self.probe_steps), torch.device("cpu")).run()
+        Loop(trained, self.budget.probe(self.probe_steps), device).run()
         return rated(size, self.vocab, c, self.material.acceptance(model, self.teacher)["all"])
 
     def build(self, size: Size) -> PreTrainedModel:
@@ -188,10 +229,9 @@ class Draft(Recipe):
             pad_token_id=config.pad_token_id,
         )
 
-    def report(
-        self, out: Path, chosen: Candidate, stages: dict[str, dict[str, float]], best: dict
-    ) -> list[str]:
+    def report(self, out: Path, facts: dict[str, Any]) -> list[str]:
         """Measures the finished draft and writes its card."""
+        best, shape = facts["best"], facts["shape"]
         found = measured(
             out,
             self.target,
@@ -201,11 +241,20 @@ class Draft(Recipe):
             max_tokens=self.max_tokens,
             seed=self.seed,
         )
-        facts = {"shape": asdict(chosen), "stages": stages, "best": best, **found}
+        facts |= found
         write_text(out / "README.md", draft_card(self, facts, self.material.records, out))
         write_json(out / "draft.json", facts)
         return [
-            f"draft: {chosen.parameters:,} parameters, {chosen.size.layers} layers; acceptance "
-            f"{best['all']:.3f} after {best['phase']}, tau {found['tau']:.2f} with "
+            f"draft: {shape['parameters']:,} parameters, {shape['size']['layers']} layers; "
+            f"acceptance {best['all']:.3f} after {best['phase']}, tau {found['tau']:.2f} with "
             f"drafts of {found['gamma']}, c {found['c']:.3f} -> {out}"
         ]
+
+
+def _train_along(recipe: Draft, out: Path, size: Size) -> None:
+    """The work of the other processes: their share of every step."""
+    recipe.open(out)
+    recipe.material.read()
+    trainer = recipe.trainer(size)
+    for phase in recipe.phases(trainer.model):
+        trainer.run(phase, silent)

@@ -20,12 +20,11 @@ import numpy as np
 from forerun.errors import ConfigError, DataError
 from forerun.registry import ModelName
 from forerun.training import plans
-from forerun.training.export import write_folder
 from forerun.training.progress import Watch, silent
 from forerun.training.recipes._judge_labels import SWAP, Tokens, label_tokens
 from forerun.training.recipes.base import Recipe
 from forerun.training.renamed import refuse
-from forerun.utils.files import write_atomically
+from forerun.utils.files import write_atomically, write_folder
 from forerun.utils.stats import auc
 from forerun.verifiers.judge import HEAD_FILE, Head
 

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from forerun.controllers.fixed import Fixed
 from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
-from forerun.errors import ConfigError
 from forerun.models.draft_link import name_companion
 from forerun.models.load import choose_device
 from forerun.tasks.reasoning import MIX
@@ -30,6 +29,7 @@ from forerun.training.language_model import Size, build_model, loop_of, train_to
 from forerun.training.loop import Loop, LoopOptions
 from forerun.training.model_card import reasoner_facts, write_card
 from forerun.training.problems import Problems
+from forerun.training.processes import check_shares
 from forerun.training.progress import Watch, counted, silent
 from forerun.training.recipes.base import Recipe
 from forerun.training.renamed import refuse
@@ -131,12 +131,7 @@ class Reasoner(Recipe):
         recipe = replace(self, micro_batches=self.micro_batches or kept)
         plans.check_plan(out, plans.settings(recipe))
         recipe.data(out).check()
-        if recipe.micro_batches % processes:
-            fitting = [n for n in range(1, processes) if recipe.micro_batches % n == 0]
-            raise ConfigError(
-                f"a step of {recipe.micro_batches} micro-batches cannot be shared evenly by "
-                f"{processes} processes; use --threads {max(fitting)}"
-            )
+        check_shares(recipe.micro_batches, processes)
         plans.write_plan(out, plans.settings(recipe), plans.budgets(recipe))
         return recipe
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -22,7 +22,10 @@ from forerun.api import Model
 from forerun.drafters._sub_model import RatedExit, fastest, rated_exits, sub_runners
 from forerun.errors import ConfigError
 from forerun.models.draft_link import check_vocabulary, load_draft
+from forerun.models.identity import tokenizer_hash
+from forerun.models.paths import located
 from forerun.models.sub_models import Exits, write_exits
+from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
 from forerun.training.data import Batches, Documents, Micro
 from forerun.training.drafts.data import MAX_TEXT_TOKENS, running_text
@@ -74,6 +77,9 @@ class Sorted(LoopRecipe):
                 f"exits must be depths in ascending order from 1 on, got {depths}; e.g. 2+4+6"
             )
 
+    def fixed(self) -> dict[str, Any]:
+        return {"tokenizer_hash": tokenizer_hash(Tokenizer.load(located(self.model)))}
+
     def loop_options(self) -> LoopOptions:
         options = super().loop_options()
         rates = {name: self.rate * getattr(options, name) for name in ("matrix_rate", "other_rate")}
@@ -119,6 +125,7 @@ class Sorted(LoopRecipe):
                 max_position_embeddings=self.target.target.context,
                 eos_token_id=min(tokenizer.eos_ids, default=None),
             )
+        check_vocabulary(self.target.tokenizer, Tokenizer.load(located(self.init)))
         found = frozen(self.init).train().requires_grad_(True)
         layers = getattr(getattr(found, "model", None), "layers", ())
         if len(layers) < depth:

@@ -1,0 +1,93 @@
+"""The recipe draft with several processes: they train as one does, and share every step."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import make_tiny
+
+from forerun.cli.main import main
+from forerun.errors import ConfigError
+from forerun.training.processes import num_processes
+from forerun.training.recipes.draft import Draft
+
+WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
+OPTIONS = {"max_tokens": 8, "share": 0.9, "layers": 1, "probe_steps": 1, "max_steps": 8}
+OPTIONS |= {"minutes": None, "micro_tokens": 256, "gamma": 2}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"prompt": f"the {a} {b}"} for a, b in pairwise(WORDS.split())]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def weights(out: Path, phase: str) -> dict[str, torch.Tensor]:
+    return torch.load(out / "state" / f"{phase}.pt", weights_only=True)["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["direct_alignment", "distillspec"])
+def test_two_processes_train_as_one_does(
+    target: Path, prompts: Path, tmp_path: Path, recipe: str
+) -> None:
+    """Equal up to the order of sums; a run may change the number when it is resumed."""
+    given = OPTIONS | {"model": str(target), "prompts": prompts, "recipe": recipe, "rate": 0.1}
+    found = {}
+    for threads in (1, 2):
+        found[threads] = tmp_path / str(threads)
+        Draft(**given, threads=threads).train(found[threads])
+    start = Draft(**given, threads=1, seed=1)  # other weights: what a difference looks like
+    start.train(tmp_path / "other")
+    for phase in ("pretrain", "align"):
+        one, two = (weights(found[threads], phase) for threads in (1, 2))
+        other = weights(tmp_path / "other", phase)
+        for name, p in one.items():
+            torch.testing.assert_close(two[name], p, atol=2e-3, rtol=1e-2)
+        assert max(float((other[n] - p).abs().max()) for n, p in one.items()) > 0.05
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_continues(target: Path, prompts: Path, tmp_path: Path) -> None:
+    def stop(title: str, share: float, note: str) -> None:
+        if title == "align":
+            raise KeyboardInterrupt
+
+    given = OPTIONS | {"model": str(target), "prompts": prompts}
+    with pytest.raises(KeyboardInterrupt):
+        Draft(**given, threads=2).train(tmp_path / "out", watch=stop)
+    Draft(**given, threads=1).train(tmp_path / "out", resume=True)
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_step_is_shared_evenly(target: Path, prompts: Path, tmp_path: Path) -> None:
+    given = OPTIONS | {"model": str(target), "prompts": prompts}
+    with pytest.raises(ConfigError, match=r"2 micro-batches .* 3 processes; use --threads 2"):
+        Draft(**given, threads=3).train(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gpu_each_or_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert [num_processes(device, 4) for device in ("cpu", "cuda", "cuda:1")] == [4, 3, 1]
+    assert num_processes("cuda", 2) == 2
+
+
+def test_torchrun_is_refused_with_what_replaces_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert main(["train", "draft", "--out", str(tmp_path / "out")]) == 2
+    assert "start it once, with --threads N for N processes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -91,10 +91,10 @@ def test_ngrams_of_a_tenant_stay_with_it() -> None:
     theirs.tokens[:], theirs.tenant = [1, 0], "b"
     plan = Plan(2, 2)
     drafter.propose([ours, theirs], [plan, plan], [ours.dice, theirs.dice])
-    sizes = {name: len(trie.runs) for name, trie in drafter._tries.items()}
+    sizes = {name: len(trie.runs) for name, trie in drafter.translation._tries.items()}
     assert sizes == {"a": 1, "b": 0}
     drafter.forget(("tenant", "a"))
-    assert "a" not in drafter._tries
+    assert "a" not in drafter.translation._tries
 
 
 def test_the_law_of_a_step_does_not_change_while_it_is_verified() -> None:

@@ -366,8 +366,8 @@ def test_a_head_learns_which_target_tokens_are_accepted(
     checkpoints, stream, learned, tmp_path
 ) -> None:
     target, draft = str(checkpoints[0]), str(learned.folder)
-    options = {"problems": STREAM, "max_tokens": 64, "batch": 8, "layers": 0, "temperature": 1.0}
-    options |= {"weight": 1.0, "rate": 1e-2, "max_steps": 200, "micro_tokens": 512}
+    options = {"problems": STREAM, "max_tokens": 64, "batch": 8, "layers": 1, "temperature": 1.0}
+    options |= {"weight": 1.0, "rate": 1e-2, "max_steps": 400, "micro_tokens": 512}
     recipe = AcceptanceHead(target=target, draft=draft, prompts=stream, **options)
     recipe.train(tmp_path / "head")
     labels = recipe.scored.labels

@@ -58,11 +58,15 @@ class WithoutNgrams(CrossVocab):
         """Nothing is learned."""
 
 
-def prompts_of(workbench: Path, data: Path, num: int, seed: int) -> list[str]:
+def prompts_of(
+    workbench: Path, data: Path, num: int, seed: int, domain: str | None = None
+) -> list[str]:
     """First words of held-out texts, the domains in turn, in an order of the seed's."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(workbench / "target")
     by_domain = []
-    for documents in Texts(data, PIECE, HELD_OUT).pieces(tokenizer)[1].values():
+    for name, documents in Texts(data, PIECE, HELD_OUT).pieces(tokenizer)[1].items():
+        if domain not in (None, name):
+            continue
         starts = [documents.document(i)[:PROMPT] for i in range(len(documents))]
         texts = [str(tokenizer.decode(ids)) for ids in starts if len(ids) == PROMPT]
         order = np.random.default_rng(seed).permutation(len(texts))
@@ -154,10 +158,10 @@ def counts_of_seed(
 ) -> dict[str, np.ndarray]:
     """FIELDS of each evaluation text, by arm."""
     draft = workbench / "other"
-    temperature = options.pop("temperature", 1.0)
+    temperature, domain = options.pop("temperature", 1.0), options.pop("domain", None)
     settings = {"gamma": GAMMA, "temperature": temperature, "max_tokens": 64, "seed": seed}
-    prompts = prompts_of(workbench, data, num_stream + num_texts, seed)
-    stream, texts = prompts[:num_stream], prompts[num_stream:]
+    prompts = prompts_of(workbench, data, num_stream + num_texts, seed, domain)
+    stream, texts = prompts[:-num_texts], prompts[-num_texts:]  # fewer if there are fewer texts
     model = forerun.load(str(workbench / "target"), max_seqs=1)
     folder = out / f"seed-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +198,7 @@ def run(
     num_texts: int = 80,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Rows of all arms; also written to `out`. options: temperature, and of `OnlineOptions`."""
+    """Rows of all arms; also written to `out`. options: temperature, domain, and of `OnlineOptions`."""
     options = {"interval": 4, "rate": 1e-3} | options
     found = [
         counts_of_seed(workbench, data, out, seed + i, num_stream, num_texts, **options)
@@ -237,9 +241,12 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--interval", type=int, default=4, help="requests per update")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--domain", help="name of a text file; default: all in turn")
+    parser.add_argument("--ngram-weight", type=float, default=0.2, help="lambda")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     how = {"temperature": a.temperature, "interval": a.interval, "rate": a.rate}
+    how |= {"ngram_weight": a.ngram_weight, "domain": a.domain}
     sizes = {"seed": a.seed, "seeds": a.seeds, "num_stream": a.stream, "num_texts": a.texts}
     print(table(run(a.workbench, a.data, a.out, **sizes, **how)))
 

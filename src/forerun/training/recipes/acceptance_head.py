@@ -133,7 +133,8 @@ class AcceptanceHead(LoopRecipe):
             held, trained = (load_documents([file]) for file in files)
             return held, trained
         model = forerun.load(self.target, max_seqs=self.batch)
-        folder, how = out / "data", {"seed": self.seed, "batch": self.batch, "watch": watch}
+        folder = out / "data"
+        how: dict[str, Any] = {"seed": self.seed, "batch": self.batch, "watch": watch}
         generate_records(model, self.prompt_texts(), folder, self.sampling, **how)
         documents = read_records(folder, model)
         num_held = max(1, len(documents) // 10)
@@ -142,7 +143,7 @@ class AcceptanceHead(LoopRecipe):
     def drafted(self, out: Path, watch: Watch) -> Examples:
         """Examples of a draft with another tokenizer."""
         model = forerun.load(self.target, max_seqs=self.batch)
-        how = {"seed": self.seed, "batch": self.batch, "watch": watch}
+        how: dict[str, Any] = {"seed": self.seed, "batch": self.batch, "watch": watch}
         path, per_step = out / "data" / "drafted.npz", self.micro_tokens
         prompts = self.prompt_texts()
         return drafted_examples(

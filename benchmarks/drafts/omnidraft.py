@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerFast
 
 import forerun
@@ -75,6 +76,18 @@ def prompts_of(
         texts[i] for i in range(max(map(len, by_domain))) for texts in by_domain if i < len(texts)
     ]
     return in_turn[:num]
+
+
+def disturbed(draft: Path, out: Path, noise: float, seed: int) -> Path:
+    """The draft with Gaussian noise on every matrix, in standard deviations of the matrix."""
+    model = draft_module(str(draft))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.add_(noise * p.std() * torch.randn_like(p))
+    save(model, out, tokenizer=PreTrainedTokenizerFast.from_pretrained(draft))
+    return out
 
 
 def replayed(
@@ -159,9 +172,11 @@ def counts_of_seed(
     """FIELDS of each evaluation text, by arm."""
     draft = workbench / "other"
     temperature, domain = options.pop("temperature", 1.0), options.pop("domain", None)
+    noise = options.pop("noise", 0.0)
     settings = {"gamma": GAMMA, "temperature": temperature, "max_tokens": 64, "seed": seed}
     prompts = prompts_of(workbench, data, num_stream + num_texts, seed, domain)
     stream, texts = prompts[:-num_texts], prompts[-num_texts:]  # fewer if there are fewer texts
+    draft = disturbed(draft, out / f"seed-{seed}" / "first", noise, seed) if noise else draft
     model = forerun.load(str(workbench / "target"), max_seqs=1)
     folder = out / f"seed-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,8 +213,11 @@ def run(
     num_texts: int = 80,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Rows of all arms; also written to `out`. options: temperature, domain, and of `OnlineOptions`."""
-    options = {"interval": 4, "rate": 1e-3} | options
+    """Rows of all arms; also written to `out`.
+
+    options: temperature, domain, noise (see `disturbed`), and those of `OnlineOptions`.
+    """
+    options = {"interval": 2, "rate": 2e-4} | options
     found = [
         counts_of_seed(workbench, data, out, seed + i, num_stream, num_texts, **options)
         for i in range(seeds)
@@ -239,14 +257,15 @@ def main() -> None:
     parser.add_argument("--stream", type=int, default=480, help="prompts of the stream")
     parser.add_argument("--texts", type=int, default=80, help="evaluation prompts per seed")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--interval", type=int, default=4, help="requests per update")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--interval", type=int, default=2, help="requests per update")
+    parser.add_argument("--rate", type=float, default=2e-4, help="learning rate")
     parser.add_argument("--domain", help="name of a text file; default: all in turn")
+    parser.add_argument("--noise", type=float, default=0.0, help="of the first draft's matrices")
     parser.add_argument("--ngram-weight", type=float, default=0.2, help="lambda")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     how = {"temperature": a.temperature, "interval": a.interval, "rate": a.rate}
-    how |= {"ngram_weight": a.ngram_weight, "domain": a.domain}
+    how |= {"ngram_weight": a.ngram_weight, "domain": a.domain, "noise": a.noise}
     sizes = {"seed": a.seed, "seeds": a.seeds, "num_stream": a.stream, "num_texts": a.texts}
     print(table(run(a.workbench, a.data, a.out, **sizes, **how)))
 

@@ -38,7 +38,7 @@ class HiddenRows(Protocol):
     """Hidden rows of a draft model after paths of target tokens."""
 
     def hidden_at(self, seq: Sequence, path: tuple[int, ...]) -> Tensor:
-        """Hidden row [d] after the text and a path whose rows were computed in this step."""
+        """Hidden row [d] after the text and a path; its rows were computed in this step."""
         ...
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from functools import cache
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -18,6 +19,7 @@ from forerun.models.tokenizer import Tokenizer
 
 DRAFT = ("a", "b")  # ids 0, 1
 TARGET = ("b", "a", "ab")  # ids 0, 1, 2
+WIDTH = 4  # of hidden rows
 Law = Callable[[Many[int]], np.ndarray]
 
 
@@ -43,12 +45,32 @@ class LetterRunner(FakeRunner):
         return super().rows_at(requests)
 
 
+class HiddenLetters(LetterRunner):
+    """A fake draft with a random hidden row for every text; `asked` keeps the paths."""
+
+    keeps_hidden = False
+
+    def __init__(self, law: Law, vocab: int = len(DRAFT)) -> None:
+        super().__init__(law, vocab)
+        self.asked: list[tuple[int, ...]] = []
+
+    def hidden_at(self, seq, path) -> torch.Tensor:
+        assert self.keeps_hidden and path
+        self.asked.append(tuple(path))
+        text = [len(seq.tokens), *seq.tokens, *path]
+        return torch.from_numpy(np.random.default_rng(text).normal(size=WIDTH))
+
+
 def crossed(
-    law: Law, draft: tuple[str, ...] = DRAFT, target: tuple[str, ...] = TARGET, **options: object
+    law: Law,
+    draft: tuple[str, ...] = DRAFT,
+    target: tuple[str, ...] = TARGET,
+    runner: type[LetterRunner] = LetterRunner,
+    **options: object,
 ) -> CrossVocab:
     """A drafter for a target with the tokens `target`, and a fake draft model of `draft`."""
     return CrossVocab(
-        model=ForeignDraft(LetterRunner(law, len(draft)), letters(draft)),  # type: ignore[arg-type]
+        model=ForeignDraft(runner(law, len(draft)), letters(draft)),  # type: ignore[arg-type]
         tokenizer=letters(target),
         **options,  # type: ignore[arg-type]
     )

@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from two_vocabularies import TARGET as TOKENS
-from two_vocabularies import crossed
+from two_vocabularies import WIDTH, HiddenLetters, crossed
 
 from fakes import DeadEnd, FakeTarget, NoRepeats, exact_law, sequence, table_law
 from forerun import registry
 from forerun.constraints._penalties import Adjust
-from forerun.core.dice import Dice, EnumeratedDice
+from forerun.controllers.acceptance_head import AcceptanceHead, Head
+from forerun.core.dice import Dice, EnumeratedDice, SeededDice
 from forerun.core.growing import Path
 from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
@@ -65,8 +66,13 @@ def arguments(draft: str, request: str) -> dict:
     return {"make": make, "plan": plan, "lengths": lengths} | request_
 
 
-def step_error(make, plan, sampling, shapers, verifier: str = "speculative", p=P, **_) -> float:
-    """Largest error of P(text) if one step is enumerated and plain decoding goes on after it."""
+def step_error(
+    make, plan, sampling, shapers, verifier: str = "speculative", p=P, controller=None, **_
+) -> float:
+    """Largest error of P(text) if one step is enumerated and plain decoding goes on after it.
+
+    controller: makes a controller in place of the plan.
+    """
     exact = exact_law(p, PROMPT, LENGTH, sampling, shapers(), SIZE)
     found: dict[tuple[int, ...], float] = defaultdict(float)
 
@@ -75,7 +81,7 @@ def step_error(make, plan, sampling, shapers, verifier: str = "speculative", p=P
             FakeTarget(p, SIZE),
             make(),
             registry.make("verifier", verifier),
-            Given(plan),
+            Given(plan) if controller is None else controller(),
             shapers=shapers(),
         )
         seq = sequence(PROMPT, LENGTH, dice, sampling)
@@ -124,6 +130,52 @@ def test_whole_texts_and_ragged_batches(draft: str, request_: str) -> None:
 @pytest.mark.parametrize("draft", ["omni", "tli"])
 def test_whole_longer_texts(draft: str) -> None:
     assert whole_error(draft, "free") <= EXACT
+
+
+def acceptance_head(seed: int, bias: float = 0.0) -> AcceptanceHead:
+    """An untrained head; bias: towards rejection."""
+    rng = np.random.default_rng(seed)
+    none = np.zeros((0, WIDTH, WIDTH)), np.zeros((0, WIDTH))
+    head = Head(*none, 2 * rng.normal(size=(2, WIDTH)), np.array([bias, 0.0]))
+    return AcceptanceHead(head=head, threshold=0.5, least=1, most=3)
+
+
+@pytest.mark.parametrize("request_", ["free", "top-k 2", "penalties"])
+@pytest.mark.parametrize("method", ["omni", "tli"])
+@pytest.mark.parametrize(("seed", "bias"), [(0, 0.0), (1, 0.0), (0, 50.0), (0, -50.0)])
+def test_an_acceptance_head_keeps_the_law(
+    method: str, request_: str, seed: int, bias: float
+) -> None:
+    sampling, shapers = REQUESTS[request_]
+    make = partial(crossed, Q, runner=HiddenLetters, method=method)
+    how = {"controller": partial(acceptance_head, seed, bias)}
+    assert step_error(make, Plan(), sampling, shapers, **how) <= EXACT
+
+
+LETTERS = {0: (1,), 1: (0,), 2: (0, 1)}  # the draft tokens of "b", "a", "ab"
+
+
+def test_a_head_scores_the_rows_after_whole_target_tokens() -> None:
+    """n-grams by their last draft token, and never the newest token; lengths vary."""
+    drafter = crossed(Q, runner=HiddenLetters)
+    engine = Engine(
+        FakeTarget(P, SIZE), drafter, registry.make("verifier", "speculative"), acceptance_head(0)
+    )
+    runner, sizes = drafter.runner, set[int]()
+
+    def check(step) -> None:
+        (tree,) = step.trees
+        sizes.add(len(tree))
+        paths = [tree.path(node) for node in range(len(tree) - 1)]
+        scored = [tuple(draft for token in path for draft in LETTERS[token]) for path in paths]
+        assert runner.asked == scored
+        runner.asked.clear()
+
+    engine.listeners.append(check)
+    seq = sequence(PROMPT, 60, SeededDice(1))
+    engine.submit(seq)
+    engine.run()
+    assert len(sizes) > 1 and 2 in seq.generated  # 2 is "ab", an n-gram
 
 
 class Uncorrected(TokenLaw):

@@ -186,3 +186,18 @@ def test_what_cannot_learn_is_refused(
     assert "comes with none; name one with --drafter online:model=DRAFT" in capsys.readouterr().err
     assert main(["serve", "--learn", "0.5", "--replicas", "2"]) == 2
     assert "--learn works with one engine" in capsys.readouterr().err
+
+
+def test_a_draft_with_another_tokenizer_learns_too(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Drafts of cross_vocab, trained by the hybrid loss; greedy texts stay those of the target."""
+    foreign = make_tiny(tmp_path / "foreign", vocab=262, seed=2)
+    model = forerun.load(models[0], max_seqs=4)
+    how = {"drafter": "none", "temperature": 0, "max_new_tokens": ASK["max_tokens"]}
+    expected = model.generate([ASK["prompt"]], **how)[0].text
+    with thread(model, **settings(foreign)) as served:
+        assert ask(served, temperature=0) == expected
+        ask_until(served, 2)
+        assert ask(served, temperature=0) == expected
+        assert served.get("/learning").json()["error"] is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny import make_tiny
-from two_vocabularies import TARGET, crossed
+from two_vocabularies import TARGET, HiddenLetters, crossed
 
 import forerun
 from fakes import FakeRunner, FakeTarget, sequence, table_law
@@ -91,10 +91,10 @@ def test_ngrams_of_a_tenant_stay_with_it() -> None:
     theirs.tokens[:], theirs.tenant = [1, 0], "b"
     plan = Plan(2, 2)
     drafter.propose([ours, theirs], [plan, plan], [ours.dice, theirs.dice])
-    sizes = {name: len(trie.runs) for name, trie in drafter._tries.items()}
+    sizes = {name: len(trie.runs) for name, trie in drafter.translation._tries.items()}
     assert sizes == {"a": 1, "b": 0}
     drafter.forget(("tenant", "a"))
-    assert "a" not in drafter._tries
+    assert "a" not in drafter.translation._tries
 
 
 def test_the_law_of_a_step_does_not_change_while_it_is_verified() -> None:
@@ -164,3 +164,36 @@ def test_another_vocabulary_gets_the_hint(model, folders) -> None:
         model.generate([PROMPT], drafter=f"draft_model:model={folders[1]}")
     said = str(caught.value)
     assert "262 and 320 tokens" in said and "hashes" in said and "'cross_vocab'" in said
+
+
+@pytest.mark.parametrize("is_equal", [False, True])
+def test_examples_for_a_head_are_the_drafted_tokens_that_were_reached(is_equal: bool) -> None:
+    """Labels are min(1, p / Q); 1 if the draft is the target. The newest token is left out."""
+    from forerun.controllers.fixed import Fixed
+    from forerun.engine.engine import Engine
+    from forerun.training.recipes._drafted_tokens import DraftedTokens
+
+    p, q = table_law(1, 2), table_law(2, 2)
+    names = ("a", "b"), ("b", "a")  # one-to-one, with other ids
+    law = (lambda text: p([1 - t for t in text])[::-1]) if is_equal else q
+    drafter = crossed(law, *names, runner=HiddenLetters)
+    collect, expected = DraftedTokens(drafter), list[float]()
+
+    def recount(step) -> None:
+        (seq,), (tree,), (verdict,) = step.seqs, step.trees, step.verdicts
+        text = seq.tokens[: step.start(0)]
+        for node in range(min(len(verdict.nodes) + 1, len(tree) - 1)):
+            before, token = [*text, *tree.path(node)[:-1]], int(tree.tokens[node])
+            theirs = law([1 - t for t in before])[1 - token]
+            expected.append(min(1.0, p(before)[token] / theirs))
+
+    target, rule = FakeTarget(p, 2), Speculative()
+    engine = Engine(target, drafter, rule, Fixed(nodes=3, depth=3), listeners=[recount, collect])
+    engine.submit(sequence((1, 0), 40, SeededDice(0)))
+    engine.run()
+    assert collect.labels == pytest.approx(expected) and len(expected) > 15
+    assert len(collect.hidden) == len(expected)
+    if is_equal:
+        assert min(collect.labels) == pytest.approx(1.0)
+    else:
+        assert min(collect.labels) < 0.9

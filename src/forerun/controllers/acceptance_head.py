@@ -6,14 +6,15 @@ token. Drafting ends when 1 - (product of the probabilities) exceeds `threshold`
 has no row yet, so it is not scored.
 
 Exact with any head: the decision depends on tokens already in the draft, and none is removed. Needs
-drafter `draft_model` with grower `chain`, and a trained head.
+drafter `draft_model` with grower `chain`, or `cross_vocab`, which scores target tokens by the
+hidden row after their last draft token (OmniDraft), and a head trained for the draft.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,9 +27,19 @@ from forerun.models.paths import located
 from forerun.registry import File
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from forerun.runner.model_runner import Runner
 
 NAME = "heads/acceptance.safetensors"  # in a subfolder: loaders read all weights in the folder
+
+
+class HiddenRows(Protocol):
+    """Hidden rows of a draft model after paths of target tokens."""
+
+    def hidden_at(self, seq: Sequence, path: tuple[int, ...]) -> Tensor:
+        """Hidden row [d] after the text and a path; its rows were computed in this step."""
+        ...
 
 
 class AcceptanceHead(Controller):
@@ -50,10 +61,10 @@ class AcceptanceHead(Controller):
             )
         self.head = read_head(head) if isinstance(head, str) else head
         self.threshold, self.least, self.most = threshold, least, most
-        self.runner: Runner | None = None
+        self.rows: HiddenRows | None = None
 
     def bind(self, target: Target, drafter: Drafter) -> None:
-        runner = runner_of(drafter)
+        self.rows, runner = rows_of(drafter)
         width = getattr(getattr(getattr(runner, "model", None), "config", None), "hidden_size", 0)
         if width and width != self.head.width:
             raise ConfigError(
@@ -61,7 +72,6 @@ class AcceptanceHead(Controller):
                 "a head for this draft model: `forerun train acceptance_head`"
             )
         runner.keeps_hidden = True
-        self.runner = runner
 
     def plan(self, seq: Sequence) -> Plan:
         return Plan(self.most, self.most, StopRule(self, seq))
@@ -77,8 +87,8 @@ class StopRule:
 
     def __call__(self, q: Proposal, token: int) -> bool:
         c = self.controller
-        if self.path and c.runner is not None:  # the first row belongs to a verified token
-            row = c.runner.hidden_at(self.seq, tuple(self.path))
+        if self.path and c.rows is not None:  # the first row belongs to a verified token
+            row = c.rows.hidden_at(self.seq, tuple(self.path))
             self.probability *= c.head.probability(row.float().cpu().numpy())
         self.path.append(token)
         return len(self.path) >= c.least and 1 - self.probability > c.threshold
@@ -132,6 +142,17 @@ def read_head(name: str) -> Head:
         ) from cause
 
 
+def rows_of(drafter: Drafter) -> tuple[HiddenRows, Runner]:
+    """What gives hidden rows after target tokens, and the draft model. Raises ConfigError."""
+    inner: Any = drafter
+    while not hasattr(inner, "runner") and hasattr(inner, "drafter"):
+        inner = inner.drafter
+    if getattr(inner, "gives_hidden", False) and not inner.is_tree:
+        return inner, inner.runner
+    runner = runner_of(drafter)
+    return runner, runner
+
+
 def runner_of(drafter: Drafter) -> Runner:
     """The draft model of a drafter that draws chains. Raises ConfigError if it has none."""
     inner: Any = drafter
@@ -142,11 +163,11 @@ def runner_of(drafter: Drafter) -> Runner:
     source = getattr(inner, "source", None)
     draws_chains = not getattr(source, "is_tree", False)
     is_one_model = not hasattr(source, "confidence")  # else rows are of several depths
-    if not (hasattr(runner, "hidden_at") and draws_chains and is_one_model):
+    if source is None or not (hasattr(runner, "hidden_at") and draws_chains and is_one_model):
         name = name_of(inner)
         raise ConfigError(
             f"acceptance_head needs a draft model that drafts chains, got drafter {name!r}; "
-            "use drafter 'draft_model' with grower 'chain' and without confidence, or controller "
-            "'budget'"
+            "use drafter 'draft_model' with grower 'chain' and without confidence, 'cross_vocab', "
+            "or controller 'budget'"
         )
     return runner

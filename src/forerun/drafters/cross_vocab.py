@@ -32,15 +32,17 @@ from forerun.core.records import Plan, Sequence, Step, never_stop
 from forerun.core.roles import Target
 from forerun.core.tree import EMPTY, Proposal, Tree, TreeBuilder, chain
 from forerun.drafters._draft_runner import ModelDrafter, on_host, probs_of
-from forerun.drafters._ngram_law import MAX_NGRAM, NgramTrie, TokenLaw
+from forerun.drafters._ngram_law import MAX_NGRAM, TokenLaw
+from forerun.drafters._translation import Translation
 from forerun.drafters.base import grow, in_lockstep
 from forerun.errors import ConfigError, UnknownName
 from forerun.models.draft_link import ForeignDraft, load_foreign_draft
-from forerun.models.retokenize import Retokenizer, TextView
-from forerun.models.vocab_map import NONE, Vocab, VocabMap
 from forerun.registry import GrowerName, ModelName
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.models.retokenize import TextView
     from forerun.models.tokenizer import Tokenizer
 
 LABELS = {"omni": frozenset({"lazy"}), "slem": frozenset({"point"})}
@@ -77,10 +79,20 @@ class CrossVocab(ModelDrafter):
         self.method, self.grower = method, registry.make("grower", grower)
         self.labels = LABELS.get(method, self.grower.labels)
         self.is_tree = method == "tli" and grower != "chain"
+        self.gives_hidden = method != "slem"  # whether `hidden_at` knows the drafted tokens
         self._tokenizers = tokenizer, model.tokenizer
         self._views: WeakKeyDictionary[Sequence, tuple[Sequence, TextView]] = WeakKeyDictionary()
-        self._tries: dict[str, NgramTrie] = {}  # by tenant
-        self._seen: dict[str, set[int]] = {}  # target tokens that the trie may lack, by tenant
+        self._translation: Translation | None = None
+
+    @property
+    def translation(self) -> Translation:
+        """The vocabularies and n-grams; copies of one draft model may share it."""
+        assert self._translation is not None, "bind comes first"
+        return self._translation
+
+    @translation.setter
+    def translation(self, shared: Translation) -> None:
+        self._translation = shared
 
     def bind(self, target: Target) -> None:
         ours, theirs = self._tokenizers
@@ -88,17 +100,9 @@ class CrossVocab(ModelDrafter):
             raise ConfigError(
                 "cross_vocab needs the target's tokenizer; use it by name, or pass tokenizer"
             )
-        goal, draft = Vocab.of(ours, target.vocab_size), Vocab.of(theirs, self.runner.vocab_size)
-        self.map = VocabMap.between(draft, goal)
-        if not len(self.map.shared):
-            raise ConfigError(
-                "the vocabularies of draft and target have no token in common; use another draft"
-            )
-        to_draft = VocabMap.between(goal, draft)
-        self.to_draft = Retokenizer(goal, draft, to_draft, theirs.encode_inside)
-        self.to_target = Retokenizer(draft, goal, self.map, ours.encode_inside)
-        self._start = ours.encode(""), theirs.encode("")
-        self._is_foreign = self.map.back == NONE  # bool [V_t]
+        if self._translation is None or self._translation.size != target.vocab_size:
+            sizes = target.vocab_size, self.runner.vocab_size
+            self.translation = Translation(ours, theirs, *sizes)
         self.begin_costs()
 
     def start(self, seq: Sequence) -> None:
@@ -111,7 +115,7 @@ class CrossVocab(ModelDrafter):
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         self.note_read(seqs)
-        self._add_ngrams()  # here, so that Q is fixed until the step ends
+        self.translation.add_seen()  # here, so that Q is fixed until the step ends
         views = [self.draft_view(seq) for seq in seqs]
         capped = [self._capped(*pair) for pair in zip(views, plans, strict=True)]
         if self.method == "tli":
@@ -129,7 +133,7 @@ class CrossVocab(ModelDrafter):
     def draft_ngrams(self, seq: Sequence, plan: Plan, dice: Dice) -> Growth:
         """A chain of target tokens drawn from Q, and its paths of draft tokens."""
         tree, node, path, reach = TreeBuilder(), -1, (), 1.0
-        trie = self._tries.setdefault(seq.tenant, NgramTrie(self.map))
+        trie = self.translation.trie(seq.tenant)
         while len(tree) < min(plan.nodes, plan.depth):
             law = TokenLaw(trie, partial(self._row, seq, path))
             draws = law.draw(dice)
@@ -168,10 +172,22 @@ class CrossVocab(ModelDrafter):
         head = getattr(self.runner, "head_map", None)
         return on_host(found if head is None else head.widened(found))
 
+    def as_draft(self, path: Path) -> Path:
+        """The draft tokens of a path of target tokens.
+
+        A constraint may have forced tokens that the draft lacks.
+        """
+        runs = (self.translation.run_of(token) for token in path)
+        return tuple(draft for run in runs for draft in run)
+
+    def hidden_at(self, seq: Sequence, path: Path) -> Tensor:
+        """The draft's hidden row [d] after the last draft token of a path of target tokens."""
+        return self.runner.hidden_at(self._views[seq][0], self.as_draft(path))
+
     def draft_view(self, seq: Sequence) -> Sequence:
         """The sequence with its text in the draft's tokens; one object as long as it exists."""
         if seq not in self._views:
-            self._views[seq] = replace(seq, tokens=[]), TextView(self.to_draft, self._start)
+            self._views[seq] = replace(seq, tokens=[]), self.translation.view()
         view, text = self._views[seq]
         view.tokens = text.follow(seq.tokens)
         return view
@@ -189,12 +205,13 @@ class CrossVocab(ModelDrafter):
 
     def forget(self, group: Any) -> None:
         super().forget(group)
-        if isinstance(group, tuple) and group[:1] == ("tenant",):
-            self._tries.pop(group[1], None)
-            self._seen.pop(group[1], None)
+        is_tenant = isinstance(group, tuple) and group[:1] == ("tenant",)
+        if is_tenant and self._translation is not None:
+            self.translation.forget(group[1])
 
     def memory_report(self) -> dict[str, int]:
-        return super().memory_report() | {"n-grams": sum(t.nbytes for t in self._tries.values())}
+        nbytes = 0 if self._translation is None else self._translation.nbytes
+        return super().memory_report() | {"n-grams": nbytes}
 
     def _capped(self, view: Sequence, plan: Plan) -> Plan:
         """The plan within the draft's context; nothing without a text that it can read."""
@@ -204,44 +221,35 @@ class CrossVocab(ModelDrafter):
 
     def _learn(self, seq: Sequence, tokens: Many[int]) -> None:
         if self.method == "omni":
-            new = {token for token in set(tokens) if self._is_foreign[token]}
-            self._seen.setdefault(seq.tenant, set()).update(new)
-
-    def _add_ngrams(self) -> None:
-        """Adds the tokens seen since the last draft to the tries."""
-        for tenant, tokens in self._seen.items():
-            trie = self._tries.setdefault(tenant, NgramTrie(self.map))
-            for token in sorted(tokens):
-                if self.to_draft.piece(token) is not None:
-                    trie.add(token, self.to_draft([token]))
-            tokens.clear()
+            self.translation.see(seq.tenant, tokens)
 
     def _row(self, seq: Sequence, path: Path, run: Path) -> np.ndarray:
         return self.rows([(seq, path + run)])[0]
 
     def _as_target(self, seq: Sequence, path: Path) -> list[int]:
         """Draft tokens as the target's tokenizer writes them after the last word of the text."""
-        tail = self._views[seq][1].tail()
-        pieces = [self.to_draft.piece(token) for token in tail]
+        tail, to_draft = self._views[seq][1].tail(), self.translation.to_draft
+        to_target = self.translation.to_target
+        pieces = [to_draft.piece(token) for token in tail]
         if all(piece is not None for piece in pieces):
             text = b"".join(piece or b"" for piece in pieces)
-            own = [self.to_target.piece(token) for token in path]
-            whole = self.to_target.encode(text + b"".join(piece or b"" for piece in own))
+            own = [to_target.piece(token) for token in path]
+            whole = to_target.encode(text + b"".join(piece or b"" for piece in own))
             if None not in own and whole[: len(tail)] == tail:
                 return whole[len(tail) :]
-        return self.to_target(path)
+        return to_target(path)
 
 
 class SharedTokens(Source):
     """q of method tli: the draft's law restricted to the tokens that both models have."""
 
     def __init__(self, drafter: CrossVocab) -> None:
-        self._drafter, self._map = drafter, drafter.map
+        self._drafter, self._map = drafter, drafter.translation.map
         self._ids = self._map.forward[self._map.shared].astype(np.int32)
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         drafter = self._drafter
-        asked = [(seq, self._as_draft(path)) for seq, path in requests]
+        asked = [(seq, drafter.as_draft(path)) for seq, path in requests]
         logits = drafter.logits(asked)[:, self._map.shared]
         found: list[Proposal | None] = [None] * len(requests)
         for i in np.flatnonzero(logits.max(axis=1) > -np.inf).tolist():
@@ -249,12 +257,6 @@ class SharedTokens(Source):
             kept = np.flatnonzero(row)
             found[i] = Proposal(self._ids[kept], row[kept])
         return found
-
-    def _as_draft(self, path: Path) -> Path:
-        """The draft tokens of a path; a constraint may have forced tokens that it lacks."""
-        sources = [(token, self._map.source_of(token)) for token in path]
-        runs = [[s] if s != NONE else self._drafter.to_draft([token]) for token, s in sources]
-        return tuple(draft for run in runs for draft in run)
 
 
 def _stops(plan: Plan, law: TokenLaw, token: int) -> bool:

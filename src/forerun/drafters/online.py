@@ -2,7 +2,9 @@
 
 Liu et al., "Online Speculative Decoding", 2024. A router chooses the class of a request from its
 prompt. A request keeps the weights that it began with: new weights go into a copy of the model that
-no request uses, and later requests start on it. The training is in `forerun.training.online`.
+no request uses, and later requests start on it. A draft with another tokenizer drafts as
+`cross_vocab` does, with one n-gram cache for all copies. The training is in
+`forerun.training.online`.
 Exact with a verifier that supports the grower's labels, whatever the weights are.
 """
 
@@ -21,12 +23,18 @@ from forerun.core.roles import Drafter, Target
 from forerun.core.tree import EMPTY, Tree
 from forerun.drafters._class_router import ClassRouter
 from forerun.errors import ConfigError
-from forerun.models.draft_link import load_draft
+from forerun.models.draft_link import (
+    ForeignDraft,
+    has_vocabulary_of,
+    load_draft,
+    load_foreign_draft,
+)
 from forerun.registry import File, GrowerName, ModelName
 
 if TYPE_CHECKING:
     import torch
 
+    from forerun.drafters._translation import Translation
     from forerun.models.tokenizer import Tokenizer
     from forerun.runner.model_runner import ModelRunner
 
@@ -58,7 +66,7 @@ class ModelCopy:
     """A copy of the draft model: its drafter, the version of its weights, requests that use it."""
 
     def __init__(self, drafter: Any) -> None:
-        self.drafter = drafter  # `draft_model`
+        self.drafter = drafter  # `draft_model` or `cross_vocab`
         self.runner: ModelRunner = drafter.runner
         self.version = self.num_used = 0
 
@@ -68,7 +76,7 @@ class Online(Shared, Priced):
 
     classes: JSON-lines file of examples with "prompt" and "class"; None: one class.
     Requests that draft from nothing learned (a seed on a server) keep the initial weights.
-    Raises ConfigError when the draft's vocabulary is not the target's.
+    A draft with another tokenizer needs grower "chain".
     """
 
     learns = False
@@ -92,14 +100,20 @@ class Online(Shared, Priced):
         if classes is not None and tokenizer is not None:
             self.router = ClassRouter.read(classes, tokenizer)
 
-        def load() -> ModelRunner:
+        is_known = isinstance(model, str) and tokenizer is not None
+        self.is_foreign = is_known and not has_vocabulary_of(tokenizer, model)  # type: ignore[arg-type]
+
+        def load() -> ModelRunner | ForeignDraft:
             if not isinstance(model, str):
                 return model()
+            if self.is_foreign:
+                return load_foreign_draft(model, dtype, device, max_seqs, target)
             return load_draft(model, dtype, device, max_seqs, tokenizer, target)
 
         def make() -> ModelCopy:
             how: dict[str, Any] = {"model": load(), "grower": grower, "tokenizer": tokenizer}
-            return ModelCopy(registry.make("drafter", "draft_model", **how))
+            name = "cross_vocab" if self.is_foreign else "draft_model"
+            return ModelCopy(registry.make("drafter", name, **how))
 
         self._make = make
         self.first = make()  # the initial weights, version 0 of all classes
@@ -112,6 +126,11 @@ class Online(Shared, Priced):
     def bind(self, target: Target) -> None:
         self._target = target
         self.first.drafter.bind(target)
+
+    @property
+    def translation(self) -> Translation:
+        """The vocabularies and n-grams of a draft with another tokenizer, once it is bound."""
+        return self.first.drafter.translation
 
     def publish(self, kind: str, state: Mapping[str, torch.Tensor], version: int) -> bool:
         """Gives later requests of a class new weights; may be called by any thread.
@@ -203,7 +222,9 @@ class Online(Shared, Priced):
         if len(copies) == MAX_COPIES:
             return None
         made = self._make()
-        if self._target is not None:
+        if self.is_foreign:
+            made.drafter.translation = self.translation
+        elif self._target is not None:
             made.drafter.source.fit(self._target.vocab_size)
         copies.append(made)
         return made

@@ -155,6 +155,13 @@ def load_foreign_draft(
     return ForeignDraft(runner, Tokenizer.load(located(name)))
 
 
+def has_vocabulary_of(target: Tokenizer, name: str) -> bool:
+    """Whether the draft in a folder has the target's tokens with the same ids."""
+    from forerun.models.tokenizer import Tokenizer
+
+    return target.vocabulary() == Tokenizer.load(located(name)).vocabulary()
+
+
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
     """Raises ConfigError unless both map the same token strings to the same ids."""
     ours, theirs = target.vocabulary(), draft.vocabulary()

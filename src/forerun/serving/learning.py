@@ -22,6 +22,7 @@ from forerun.drafters.online import Online, online_parts
 from forerun.serving.metrics import Metrics
 from forerun.training.corrections import RequestStats
 from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
+from forerun.training.translated import objective_for
 
 log = logging.getLogger("forerun.serving")
 MAX_DEBT_SECONDS = 1.0  # beyond it no further request is recorded
@@ -70,7 +71,11 @@ class Learning:
     ) -> None:
         self.drafter, self.options, self.num_running = drafter, options, num_running
         self.learner = OnlineLearner(
-            draft_module(str(drafter.model)), options, self._class_of, self._note
+            draft_module(str(drafter.model)),
+            options,
+            self._class_of,
+            self._note,
+            objective_for(drafter, options),
         )
         self.time = TimeShare(share, monotonic())
         self.is_on, self.error = True, ""

@@ -26,6 +26,11 @@ def save_checkpoint(
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "progress": progress,
     }
+    save_state(path, state)
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Writes tensors and plain values atomically. Raises CapacityError if the disk has no room."""
     with reports_no_room(path):
         write_atomically(path, lambda part: _save(state, part))
 

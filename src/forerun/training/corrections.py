@@ -11,10 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from forerun.core.records import Sequence, Step
+from forerun.core.tree import Tree
 
 ClassOf = Callable[[Sequence], str | None]  # the class of a request; None: not collected
 
@@ -30,9 +32,17 @@ class Episode:
     tail: np.ndarray  # float32 [m], log of the mass of all other tokens
 
     @property
+    def size(self) -> int:
+        """Number of supervised positions."""
+        return len(self.rows)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in vars(self).values())
+
+
+OnEnd = Callable[[str, Episode | None, bool, "RequestStats"], None]
 
 
 @dataclass
@@ -87,6 +97,11 @@ class ErrorBuffer:
             self.num_requests = 0
             return found
 
+    def episodes(self) -> list[Episode]:
+        """All episodes, oldest first; they stay."""
+        with self._lock:
+            return list(self._episodes)
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all episodes."""
@@ -95,7 +110,7 @@ class ErrorBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of all episodes."""
-        return sum(episode.nbytes for episode in list(self._episodes))
+        return sum(episode.nbytes for episode in self.episodes())
 
 
 def corrected_row(step: Step, i: int) -> tuple[int, int] | None:
@@ -115,14 +130,14 @@ def tried_rows(step: Step, i: int) -> list[tuple[int, int]]:
 
 
 @dataclass(eq=False)
-class _Open:
-    """A request that runs."""
+class OpenRequest:
+    """A request that runs, with its recorded rows and what is stored of each."""
 
     kind: str
     is_held: bool
     stats: RequestStats = field(default_factory=RequestStats)
     rows: list[int] = field(default_factory=list)
-    tops: list[tuple[np.ndarray, np.ndarray, float]] = field(default_factory=list)
+    tops: list[Any] = field(default_factory=list)
     has_pending: bool = False  # compat: the next root row is recorded
 
 
@@ -141,7 +156,7 @@ class Corrections:
     def __init__(
         self,
         class_of: ClassOf,
-        on_end: Callable[[str, Episode | None, bool, RequestStats], None],
+        on_end: OnEnd,
         *,
         vocab_size: int,
         top_k: int = 64,
@@ -152,7 +167,7 @@ class Corrections:
         self.class_of, self.on_end = class_of, on_end
         self.vocab_size, self.top_k = vocab_size, top_k or vocab_size
         self.max_length, self.hold_every, self.compat = max_length, hold_every, compat
-        self._num: dict[str, int] = {}  # requests by class
+        self.counts: dict[str, int] = {}  # number of the last request of each class
 
     def __call__(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
@@ -162,30 +177,52 @@ class Corrections:
                     del seq.scratch[self]
                     self._end(request, seq)
 
-    def _open(self, seq: Sequence) -> _Open | None:
+    def _open(self, seq: Sequence) -> OpenRequest | None:
         if self not in seq.scratch:
             kind = self.class_of(seq)
             if kind is None:
                 return None
-            num = self._num[kind] = self._num.get(kind, -1) + 1
-            seq.scratch[self] = _Open(kind, bool(self.hold_every) and num % self.hold_every == 0)
+            num = self.counts[kind] = self.counts.get(kind, -1) + 1
+            is_held = bool(self.hold_every) and num % self.hold_every == 0
+            seq.scratch[self] = OpenRequest(kind, is_held)
         return seq.scratch[self]
 
-    def _record(self, request: _Open, step: Step, i: int) -> None:
+    def _record(self, request: OpenRequest, step: Step, i: int) -> None:
         tried = tried_rows(step, i)
         self._count(request.stats, step, i, tried)
+        for row, node in self.rows_of(request, step, i, tried):
+            if row < self.max_length:
+                token = step.emitted[i][row + 1 - step.start(i)]
+                request.rows.append(row)
+                request.tops.append(self.stored(step.laws[i].rows.row(node), token))
+
+    def rows_of(
+        self, request: OpenRequest, step: Step, i: int, tried: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """(row, tree node) of what is recorded of a step. tried: see `tried_rows`."""
         if request.is_held:
-            found = tried
-        elif self.compat:
+            return tried
+        if self.compat:
             found = [(step.start(i) - 1, -1)] if request.has_pending else []
             request.has_pending = len(step.trees[i]) > 0
-        else:
-            one = corrected_row(step, i)
-            found = [] if one is None else [one]
-        for row, node in found:
-            if row < self.max_length:
-                request.rows.append(row)
-                request.tops.append(self._top(step.laws[i].rows.row(node)))
+            return found
+        one = corrected_row(step, i)
+        return [] if one is None else [one]
+
+    def stored(self, logits: np.ndarray, token: int) -> Any:
+        """What is stored of a row: target logits [V], and the emitted token."""
+        return top_of(log_probs(logits[: self.vocab_size]), self.top_k)
+
+    def episode(self, request: OpenRequest, seq: Sequence) -> Episode | None:
+        """The episode of a finished request with recorded rows."""
+        ids, logp, tail = zip(*request.tops, strict=True)
+        return Episode(
+            np.array(seq.tokens[: request.rows[-1] + 1], np.int32),
+            np.array(request.rows, np.int64),
+            np.stack(ids),
+            np.stack(logp),
+            np.array(tail, np.float32),
+        )
 
     def _count(self, stats: RequestStats, step: Step, i: int, tried: list[tuple[int, int]]) -> None:
         tree = step.trees[i]
@@ -195,30 +232,35 @@ class Corrections:
         stats.accepted += min(len(step.verdicts[i].nodes), len(step.emitted[i]))
         for _, node in tried:
             child = tree.children(node)[0]
-            p, q = step.laws[i][node], tree.q(child)
-            token = int(tree.tokens[child])
-            overlap = p[token] if q is None else np.minimum(p[q.ids], q.probs).sum()
-            stats.overlap += float(overlap)
+            stats.overlap += overlap(step.laws[i][node], tree, child)
 
-    def _top(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """Ids [k] and log-probabilities [k] of the likeliest tokens; log of the other mass."""
-        row = np.array(logits[: self.vocab_size], np.float64)
-        row -= row.max()
-        row -= np.log(np.exp(row).sum())
-        k = min(self.top_k, len(row))
-        ids = np.arange(k) if k == len(row) else np.argpartition(row, -k)[-k:]
-        tail = max(1.0 - float(np.exp(row[ids]).sum()), 1e-9)
-        return ids.astype(np.int32), row[ids].astype(np.float32), float(np.log(tail))
-
-    def _end(self, request: _Open, seq: Sequence) -> None:
-        episode = None
-        if request.rows:
-            ids, logp, tail = zip(*request.tops, strict=True)
-            episode = Episode(
-                np.array(seq.tokens[: request.rows[-1] + 1], np.int32),
-                np.array(request.rows, np.int64),
-                np.stack(ids),
-                np.stack(logp),
-                np.array(tail, np.float32),
-            )
+    def _end(self, request: OpenRequest, seq: Sequence) -> None:
+        episode = self.episode(request, seq) if request.rows else None
         self.on_end(request.kind, episode, request.is_held, request.stats)
+
+
+def overlap(p: np.ndarray, tree: Tree, child: int) -> float:
+    """sum_x min(p(x), q(x)) for the q that a node was drawn from.
+
+    Of a LAZY node an unbiased estimate, min(1, p / q) of the drawn token.
+    """
+    token, q = int(tree.tokens[child]), tree.q(child)
+    if q is not None:
+        return float(np.minimum(p[q.ids], q.probs).sum())
+    lazy = tree.lazy[child] if tree.lazy else None
+    return float(p[token]) if lazy is None else min(1.0, float(p[token]) / lazy.prob(token))
+
+
+def log_probs(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities at temperature 1, float64."""
+    row = np.array(logits, np.float64)
+    row -= row.max()
+    return row - np.log(np.exp(row).sum())
+
+
+def top_of(logp: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Ids [k] and log-probabilities [k] of the likeliest tokens; log of the other mass."""
+    k = min(k, len(logp))
+    ids = np.arange(k) if k == len(logp) else np.argpartition(logp, -k)[-k:]
+    tail = max(1.0 - float(np.exp(logp[ids]).sum()), 1e-9)
+    return ids.astype(np.int32), logp[ids].astype(np.float32), float(np.log(tail))

@@ -1,9 +1,10 @@
-"""Online speculative decoding: the draft is distilled from positions where the target corrected it.
+"""Online learning of a draft: one optimizer step per few finished requests.
 
-Liu et al., "Online Speculative Decoding", 2024. Each class of requests has its own error buffer,
-weights, optimizer and version. An update is one optimizer step over the buffered requests; its
-loss is a divergence at the recorded rows only. Weights that do worse than their moving average on
-held-out requests are replaced by that average.
+Liu et al., "Online Speculative Decoding", 2024. Each class of requests has its own buffer, weights,
+optimizer and version. An update is one optimizer step over the buffered requests; what is recorded
+of a request, and its loss, are those of an `Objective`: the positions where the target corrected
+the draft, or OmniDraft's hybrid loss for a draft with another tokenizer. Weights that do worse than
+their moving average on held-out requests are replaced by that average.
 """
 
 from __future__ import annotations
@@ -23,26 +24,11 @@ from torch.func import functional_call
 from forerun.core.records import Step
 from forerun.errors import ConfigError, DataError
 
-from . import losses
-from .corrections import ClassOf, Corrections, Episode, ErrorBuffer, RequestStats
-from .losses import TopK
+from .corrections import ClassOf, Episode, ErrorBuffer, RequestStats
+from .objectives import FromCorrections, Objective
 
 WARMUP = 10  # updates until the full learning rate: the first steps of AdamW are noisy
-MIX = 0.9  # share of the forward KL in loss "mix"
 State = dict[str, Tensor]
-
-
-def mixed_kl(student: Tensor, teacher: TopK) -> Tensor:
-    """0.9 KL(p || q) + 0.1 KL(q || p)."""
-    forward, reverse = losses.forward_kl(student, teacher), losses.reverse_kl(student, teacher)
-    return MIX * forward + (1 - MIX) * reverse
-
-
-LOSSES: dict[str, Callable[[Tensor, TopK], Tensor]] = {
-    "fkl": losses.forward_kl,
-    "rkl": losses.reverse_kl,
-    "mix": mixed_kl,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +36,9 @@ class OnlineOptions:
     """Settings of online learning. Raises ConfigError for a value out of range."""
 
     interval: int = 8  # finished requests of a class per update
-    loss: str = "fkl"  # fkl, rkl or mix
+    loss: str = "auto"  # fkl, rkl or mix; auto: fkl, or hybrid with another tokenizer
+    ngram_weight: float = 0.2  # lambda of the hybrid loss
+    ngram_by_target: bool = False  # p(t) in place of lambda
     rate: float = 1e-4  # learning rate of AdamW
     clip: float = 1.0  # largest norm of the gradient
     top_k: int = 64  # target probabilities stored per row; 0: all
@@ -63,10 +51,9 @@ class OnlineOptions:
     compat: bool = False  # train on the rows that the published code uses
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ConfigError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        FromCorrections(self.loss)  # raises for an unknown one
         smallest = {"interval": 1, "buffer_tokens": 1, "max_length": 2, "held": 1}
-        for name in ("top_k", "hold_every", "tolerance"):
+        for name in ("top_k", "hold_every", "tolerance", "ngram_weight"):
             smallest[name] = 0
         for name, least in smallest.items():
             if not getattr(self, name) >= least:
@@ -81,8 +68,11 @@ class OnlineOptions:
 class Learner:
     """The draft of one class in training. model: a transformers model in float32, its own copy."""
 
-    def __init__(self, model: Any, options: OnlineOptions) -> None:
+    def __init__(
+        self, model: Any, options: OnlineOptions, objective: Objective[Any] | None = None
+    ) -> None:
         self.model, self.options = model.eval().requires_grad_(True), options
+        self.objective = objective or FromCorrections(options.loss)
         self.parameters = dict(model.named_parameters())
         self.average = self.copied()
         self.held: deque[Episode] = deque(maxlen=options.held)
@@ -103,13 +93,13 @@ class Learner:
         Raises DataError if the loss or the new weights are not finite; finite weights stay: those
         before, or their average.
         """
-        total = sum(len(episode.rows) for episode in episodes)
+        total = sum(episode.size for episode in episodes)
         if not total:
             return
         self.optimizer.zero_grad()
         loss = 0.0
         for episode in episodes:
-            part = self.divergence(episode) * (len(episode.rows) / total)
+            part = self.loss_of(episode) * (episode.size / total)
             part.backward()
             loss += float(part.detach())
             yield
@@ -135,14 +125,14 @@ class Learner:
             self.average[name].lerp_(parameter.detach(), 1 - decay)
         self.version += 1
 
-    def divergence(self, episode: Episode) -> Tensor:
-        """Mean divergence from the target at the rows of an episode."""
-        return LOSSES[self.options.loss](self._logits(episode), _teacher(episode))
+    def loss_of(self, episode: Episode) -> Tensor:
+        """Mean loss of the positions of an episode."""
+        return self.objective.loss(self._logits(episode), episode)
 
     @torch.no_grad()
     def acceptance(self, episode: Episode, weights: State | None = None) -> float:
-        """Mean of sum_x min(p(x), q(x)) at the rows of an episode, at temperature 1."""
-        return float(losses.expected_acceptance(self._logits(episode, weights), _teacher(episode)))
+        """Mean acceptance rate of the positions of an episode, at temperature 1."""
+        return float(self.objective.acceptance(self._logits(episode, weights), episode))
 
     def copied(self) -> State:
         """A copy of the trained weights."""
@@ -166,10 +156,10 @@ class Learner:
     def _check(self) -> Iterator[None]:
         """Replaces the new weights by their average if that is better on held-out requests."""
         new = old = 0.0
-        held = [episode for episode in self.held if len(episode.rows)]
-        total = sum(len(episode.rows) for episode in held)
+        held = [episode for episode in self.held if episode.size]
+        total = sum(episode.size for episode in held)
         for episode in held:
-            share = len(episode.rows) / total
+            share = episode.size / total
             new += share * self.acceptance(episode)
             yield
             old += share * self.acceptance(episode, self.average)
@@ -197,7 +187,7 @@ class OnlineLearner:
     """Error buffers and learners of all classes, filled by the listener `observe`.
 
     model: the draft's initial weights. on_request: called with class, version and statistics of
-    every finished request.
+    every finished request. objective: what is learned; by default corrections, with options.loss.
     """
 
     def __init__(
@@ -206,14 +196,16 @@ class OnlineLearner:
         options: OnlineOptions,
         class_of: ClassOf,
         on_request: Callable[[str, RequestStats], None] = lambda kind, stats: None,
+        objective: Objective[Any] | None = None,
     ) -> None:
         self.options, self.on_request = options, on_request
+        self.objective = objective or FromCorrections(options.loss)
         self._model = model
         self.first: State = {n: p.detach().clone() for n, p in model.named_parameters()}
         self.learners: dict[str, Learner] = {}
         self.buffers: dict[str, ErrorBuffer] = {}
-        self._held: deque[tuple[str, Episode]] = deque(maxlen=64)  # not yet taken by `slices`
-        self._listen = Corrections(
+        self.held: deque[tuple[str, Episode]] = deque(maxlen=64)  # not yet taken by `slices`
+        self.listen = self.objective.listener(
             class_of,
             self._end,
             vocab_size=model.config.vocab_size,
@@ -225,15 +217,13 @@ class OnlineLearner:
 
     def warm_up(self) -> None:
         """Computes a gradient for each class once; changes no weight."""
-        row = np.zeros((1, 1), np.float32)
-        tokens, rows, ids = np.zeros(2, np.int32), np.array([1]), np.zeros((1, 1), np.int32)
         for learner in self.learners.values():
-            learner.divergence(Episode(tokens, rows, ids, row - 1.0, row[0])).backward()
+            learner.loss_of(self.objective.smallest()).backward()
             learner.optimizer.zero_grad()
 
     def observe(self, step: Step) -> None:
         """Records the corrections of a step. Called by the engine's thread."""
-        self._listen(step)
+        self.listen(step)
 
     def due(self) -> str | None:
         """A class with enough requests for an update, the one that waits longest; None: none."""
@@ -243,8 +233,8 @@ class OnlineLearner:
 
     def slices(self, kind: str) -> Iterator[None]:
         """The update of a class, in parts of bounded time."""
-        while self._held:
-            of, episode = self._held.popleft()
+        while self.held:
+            of, episode = self.held.popleft()
             self.learner(of).held.append(episode)
         yield from self.learner(kind).slices(self.buffers[kind].take())
 
@@ -255,10 +245,14 @@ class OnlineLearner:
             pass
         return self.version(kind) > before
 
+    def buffer(self, kind: str) -> ErrorBuffer:
+        """The error buffer of a class."""
+        return self.buffers.setdefault(kind, ErrorBuffer(self.options.buffer_tokens))
+
     def learner(self, kind: str) -> Learner:
         """The learner of a class; it starts with the initial weights."""
         if kind not in self.learners:
-            self.learners[kind] = Learner(copy.deepcopy(self._model), self.options)
+            self.learners[kind] = Learner(copy.deepcopy(self._model), self.options, self.objective)
         return self.learners[kind]
 
     def version(self, kind: str) -> int:
@@ -269,15 +263,15 @@ class OnlineLearner:
         """Back to the initial weights of all classes, as a new version; buffers are emptied."""
         for buffer in list(self.buffers.values()):
             buffer.take()
-        self._held.clear()
+        self.held.clear()
         for learner in self.learners.values():
             learner.reset(self.first)
             learner.version += 1
 
     def _end(self, kind: str, episode: Episode | None, is_held: bool, stats: RequestStats) -> None:
-        buffer = self.buffers.setdefault(kind, ErrorBuffer(self.options.buffer_tokens))
+        buffer = self.buffer(kind)
         if is_held and episode is not None:
-            self._held.append((kind, episode))
+            self.held.append((kind, episode))
         buffer.add(None if is_held else episode)
         self.on_request(kind, stats)
 
@@ -297,11 +291,3 @@ def draft_module(name: str) -> Any:
             "head was reduced"
         )
     return load_whole(AutoModelForCausalLM, folder, dtype=torch.float32).eval()
-
-
-def _teacher(episode: Episode) -> TopK:
-    return TopK(
-        torch.from_numpy(episode.ids.astype(np.int64)),
-        torch.from_numpy(episode.logp),
-        torch.from_numpy(episode.tail),
-    )

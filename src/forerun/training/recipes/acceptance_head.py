@@ -4,7 +4,8 @@ Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate L
 target generates texts X. At each position a token Y ~ q is drawn and labelled with its acceptance
 probability a = min(1, p(Y) / q(Y)), both distributions after X. The draft then reads the prompt and
 Z, which is Y or, with probability `mix`, X; the head learns a from the hidden row at Z = Y. Only
-the head is trained.
+the head is trained. With a draft of another tokenizer the examples are the target tokens that
+`cross_vocab` drafts, with their own hidden rows (OmniDraft).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import forerun
 from forerun.controllers.acceptance_head import NAME
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
+from forerun.models.draft_link import has_vocabulary_of
 from forerun.models.paths import located
+from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
 from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training.data import Batches, Documents, Micro, load_documents
@@ -31,9 +34,11 @@ from forerun.training.generate import generate_records
 from forerun.training.loop import LoopOptions, Progress
 from forerun.training.losses import binary_cross_entropy
 from forerun.training.progress import Watch
+from forerun.training.recipes._drafted_tokens import Examples, drafted_examples
 from forerun.training.recipes.base import LoopRecipe
 from forerun.training.records import read_records
 from forerun.training.renamed import refuse
+from forerun.training.replay import read_traffic
 from forerun.utils.stats import auc
 
 LAST_PROBLEM = 999_999  # the training problems up to this number are used
@@ -45,6 +50,7 @@ class AcceptanceHead(LoopRecipe):
     """Trains the head of controller `acceptance_head` on a frozen draft and its target.
 
     problems: number of training problems, with one text of the target each; a tenth is held out.
+    prompts: JSON-lines file with "prompt", to take the first `problems` of instead.
     target: model that generates the texts and verifies drafts.
     draft: model that gives the hidden rows.
     temperature: sampling temperature of texts and labels; use that of deployment.
@@ -52,7 +58,7 @@ class AcceptanceHead(LoopRecipe):
     layers: residual blocks of the head.
     shared: one block repeated instead of separate blocks, as in the authors' code.
     weight: cost of a missed rejection, relative to a missed acceptance.
-    mix: probability that the draft reads the target's own token.
+    mix: probability that the draft reads the target's own token; unused with another tokenizer.
     rate: learning rate of AdamW.
     micro_tokens: padded tokens per step.
     batch: number of texts generated at once.
@@ -72,6 +78,7 @@ class AcceptanceHead(LoopRecipe):
 
     max_steps: int | None = 600
     problems: int = 2000
+    prompts: Path | None = None
     target: ModelName = "reasoner"
     draft: ModelName = "draft"
     temperature: float = 0.6
@@ -86,6 +93,7 @@ class AcceptanceHead(LoopRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.scored: Examples | None = None  # of a draft with another tokenizer
         if not 0 <= self.mix < 1 or not self.weight > 0 or not self.rate > 0:
             raise ConfigError(
                 "acceptance_head needs 0 <= mix < 1, weight > 0 and rate > 0, got "
@@ -103,11 +111,19 @@ class AcceptanceHead(LoopRecipe):
         )
 
     def prepare(self, out: Path, watch: Watch) -> None:
-        held, trained = self.texts(out, watch)
-        self.held, self.data = self._batches(held), self._batches(trained)
-        self.models = [_frozen(name) for name in (self.target, self.draft)]
+        tokenizer = Tokenizer.load(located(self.target))
+        self.held: Batches | Examples
+        self.data: Batches | Examples
+        if has_vocabulary_of(tokenizer, self.draft):
+            held, trained = self.texts(out, watch)
+            self.held, self.data = self._batches(held), self._batches(trained)
+            self.models = [_frozen(name) for name in (self.target, self.draft)]
+            width = self.models[1].config.hidden_size
+        else:
+            self.scored = self.drafted(out, watch)
+            self.held, self.data = self.scored.split()
+            width = self.scored.hidden.shape[1]
         torch.manual_seed(self.seed)
-        width = self.models[1].config.hidden_size
         self.head = HeadModule(width, self.layers, self.shared)
 
     def texts(self, out: Path, watch: Watch) -> tuple[Documents, Documents]:
@@ -117,16 +133,34 @@ class AcceptanceHead(LoopRecipe):
             held, trained = (load_documents([file]) for file in files)
             return held, trained
         model = forerun.load(self.target, max_seqs=self.batch)
-        task = ReasoningTask("train", MIX)
-        prompts = [task.example(LAST_PROBLEM - i).prompt for i in range(self.problems)]
-        sampling = Sampling(temperature=self.temperature, max_new_tokens=self.max_tokens)
         folder = out / "data"
-        generate_records(
-            model, prompts, folder, sampling, seed=self.seed, batch=self.batch, watch=watch
-        )
+        how: dict[str, Any] = {"seed": self.seed, "batch": self.batch, "watch": watch}
+        generate_records(model, self.prompt_texts(), folder, self.sampling, **how)
         documents = read_records(folder, model)
         num_held = max(1, len(documents) // 10)
         return documents.part(0, num_held), documents.part(num_held, len(documents))
+
+    def drafted(self, out: Path, watch: Watch) -> Examples:
+        """Examples of a draft with another tokenizer."""
+        model = forerun.load(self.target, max_seqs=self.batch)
+        how: dict[str, Any] = {"seed": self.seed, "batch": self.batch, "watch": watch}
+        path, per_step = out / "data" / "drafted.npz", self.micro_tokens
+        prompts = self.prompt_texts()
+        return drafted_examples(
+            model, self.draft, prompts, path, self.sampling, per_step=per_step, **how
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How texts are sampled."""
+        return Sampling(temperature=self.temperature, max_new_tokens=self.max_tokens)
+
+    def prompt_texts(self) -> list[str]:
+        """The prompts of the texts."""
+        if self.prompts is not None:
+            return [request.prompt for request in read_traffic(self.prompts, self.problems)]
+        task = ReasoningTask("train", MIX)
+        return [task.example(LAST_PROBLEM - i).prompt for i in range(self.problems)]
 
     def batches(self, start: int) -> Iterator[list[Micro]]:
         return self.data.steps(start)
@@ -140,6 +174,8 @@ class AcceptanceHead(LoopRecipe):
     @torch.no_grad()
     def examples(self, micro: Micro) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden rows [b, n, d] at Z, labels [b, n], and a mask of trained positions [b, n]."""
+        if self.scored is not None:
+            return self.scored(micro)
         x, is_text = micro.tokens, micro.weights > 0
         target, draft = self.models
         with torch.autocast(x.device.type, enabled=False):

@@ -4,6 +4,7 @@ Liu et al., "Online Speculative Decoding", 2024. Requests run one after the othe
 the file. After every `interval` requests of a class, its draft takes one optimizer step on the
 positions where the target corrected it, and later requests draft with the new weights. The same
 file and seed give the same versions. `forerun serve --learn` does the same while it serves.
+A draft with another tokenizer drafts as `cross_vocab` and learns by OmniDraft's hybrid loss.
 """
 
 from __future__ import annotations
@@ -11,61 +12,56 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 import forerun
 from forerun.api import Model
-from forerun.controllers.fixed import Fixed
-from forerun.drafters.online import ONE_CLASS, Online
-from forerun.errors import ConfigError, DataError
+from forerun.drafters.online import Online
+from forerun.errors import ConfigError
 from forerun.models.draft_link import companion
-from forerun.models.identity import local_folder
+from forerun.models.identity import local_folder, model_hash
+from forerun.models.paths import located
+from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
 from forerun.training import plans
-from forerun.training.corrections import RequestStats
-from forerun.training.drafts.data import prompt_ids
 from forerun.training.export import save
+from forerun.training.objectives import AUTO
 from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
-from forerun.training.progress import Watch, counted, silent
+from forerun.training.progress import Watch, silent
 from forerun.training.recipes.base import Recipe
+from forerun.training.replay import (
+    FORM,
+    Labels,
+    Replay,
+    ReplaySettings,
+    Request,
+    read_traffic,
+)
+from forerun.training.translated import objective_for
 from forerun.utils.files import write_atomically
 
-FORM = 'expected a JSON object per line with "prompt", and optionally "class"'
-RESULTS = "requests.jsonl"
-
-
-class Request(NamedTuple):
-    """A request of the traffic."""
-
-    prompt: str
-    kind: str
-
-
-class Labels:
-    """A router that takes the class of the running request from the traffic."""
-
-    def __init__(self, classes: list[str]) -> None:
-        self.classes, self.current = classes, classes[0]
-
-    def route(self, tokens: Many[int]) -> str:
-        """The class of the running request."""
-        return self.current
+RESULTS, CHECKPOINT = "requests.jsonl", "online.pt"
 
 
 @dataclass(kw_only=True, eq=False)
 class OnlineDraft(Recipe):
-    """Distils a draft along recorded traffic, from the positions where the target corrected it.
+    """Distils a draft along recorded traffic, from what the target verified.
+
+    A draft with the target's tokenizer learns where the target corrected it (OSD), a draft with
+    another tokenizer at all positions (OmniDraft).
 
     replay: JSON-lines file with "prompt", and optionally "class"; requests in order of time.
     model: target, a folder or name.
     draft: draft model to start from; without it, the one that comes with the model.
     classes: JSON-lines file with "prompt" and "class" for a router, if the traffic has no classes.
     interval: finished requests of a class per update; 0 keeps the draft as it is.
-    loss: fkl, rkl or mix.
+    loss: fkl, rkl or mix; auto is fkl, or hybrid for a draft with another tokenizer.
+    ngram_weight: weight of the n-gram loss in loss hybrid.
+    ngram_by_target: weigh the n-gram loss by the target's probability instead.
     rate: learning rate.
     top_k: target probabilities stored per position; 0 stores all.
     gamma: length of a draft.
@@ -78,7 +74,7 @@ class OnlineDraft(Recipe):
     compat: learn at the positions of the published code, one too late.
     """
 
-    can_resume: ClassVar[bool] = False
+    may_change: ClassVar[frozenset[str]] = frozenset({"num_requests"})
     minimums = Recipe.minimums | {
         "interval": 0,
         "top_k": 0,
@@ -89,6 +85,7 @@ class OnlineDraft(Recipe):
         "hold_every": 0,
         "tolerance": 0,
         "num_requests": 1,
+        "ngram_weight": 0,
     }
 
     replay: Path | None = None
@@ -96,7 +93,9 @@ class OnlineDraft(Recipe):
     draft: ModelName | None = None
     classes: Path | None = None
     interval: int = 8
-    loss: str = "fkl"
+    loss: str = AUTO
+    ngram_weight: float = 0.2
+    ngram_by_target: bool = False
     rate: float = 1e-4
     top_k: int = 64
     gamma: int = 5
@@ -124,75 +123,52 @@ class OnlineDraft(Recipe):
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
         assert self.replay is not None
         requests = read_traffic(self.replay, self.num_requests)
-        plans.begin(out, self, is_trained=(out / RESULTS).exists(), resume=resume)
+        checkpoint = out / CHECKPOINT
+        is_trained = checkpoint.exists() or (out / RESULTS).exists()
+        plans.begin(out, self, is_trained=is_trained, resume=resume)
         model = forerun.load(self.model, max_seqs=1)
-        name = self.draft or default_draft(self.model)
-        labels = list(dict.fromkeys(request.kind for request in requests))
-        how: dict[str, Any] = {"classes": None if self.classes is None else str(self.classes)}
-        drafter = Online(model=name, tokenizer=model.tokenizer, target=model.target, **how)
-        if self.classes is None:
-            drafter.router = Labels(labels)
-        rows = list[dict[str, Any]]()
-
-        def note(kind: str, stats: RequestStats) -> None:
-            found = {"alpha": None if not stats.tried else stats.alpha, "tau": stats.tau}
-            version = drafter.versions()[kind]  # an update comes after the request
-            rows.append({"class": kind, "version": version, **found, **asdict(stats)})
-
-        learner = OnlineLearner(draft_module(name), self.options, drafter.class_of, note)
-        self.run(model, drafter, learner, requests, watch)
-        text = "".join(json.dumps({"number": n, **row}) + "\n" for n, row in enumerate(rows))
-        write_atomically(out / RESULTS, lambda part: Path.write_text(part, text))
+        drafter = self.drafter(model, requests)
+        learner = OnlineLearner(
+            draft_module(str(drafter.model)),
+            self.options,
+            drafter.class_of,
+            objective=objective_for(drafter, self.options),
+        )
+        settings = ReplaySettings(
+            self.gamma, self.temperature, self.max_tokens, self.seed, bool(self.interval)
+        )
+        hashes = model_hash(self.model, model.target), model_hash(str(drafter.model))
+        replay = Replay(model, drafter, learner, requests, settings, hashes)
+        if checkpoint.exists():
+            replay.load(checkpoint)
+        replay.run(checkpoint, watch)
+        write_rows(out / RESULTS, replay.rows)
         for kind, one in learner.learners.items():
-            save(one.model, out / folder_name(kind), tokenizer=model.tokenizer.inner)
-        return report(rows, learner, out)
+            save(one.model, out / folder_name(kind), tokenizer=self.tokenizer(model, drafter))
+        return report(replay.rows, learner, out)
 
-    def run(
-        self,
-        model: Model,
-        drafter: Online,
-        learner: OnlineLearner,
-        requests: Many[Request],
-        watch: Watch = silent,
-    ) -> None:
-        """Replays the requests; updates the drafts between them."""
-        show = counted(watch, "replay", "requests")
-        plan = Fixed(nodes=self.gamma, depth=self.gamma)
-        sampling = {"temperature": self.temperature, "max_new_tokens": self.max_tokens}
-        for number, request in enumerate(requests):
-            if isinstance(drafter.router, Labels):
-                drafter.router.current = request.kind
-            how: dict[str, Any] = {"drafter": drafter, "controller": plan, "numbers": [number]}
-            how |= {"on_step": learner.observe, "seed": self.seed, **sampling}
-            for _ in model.run([prompt_ids(model, request.prompt)], **how):
-                pass
-            kind = learner.due() if self.interval else None
-            if kind is not None and learner.update(kind):
-                drafter.publish(kind, learner.learner(kind).state(), learner.version(kind))
-            show(number + 1, len(requests))
+    def drafter(self, model: Model, requests: Many[Request]) -> Online:
+        """The drafter, bound to the model."""
+        name = self.draft or default_draft(self.model)
+        classes = None if self.classes is None else str(self.classes)
+        how: dict[str, Any] = {"tokenizer": model.tokenizer, "target": model.target}
+        found = Online(model=name, classes=classes, **how)
+        if self.classes is None:
+            found.router = Labels(list(dict.fromkeys(request.kind for request in requests)))
+        found.bind(model.target)
+        return found
+
+    def tokenizer(self, model: Model, drafter: Online) -> Any:
+        """The draft's tokenizer, as transformers has it."""
+        if not drafter.is_foreign:
+            return model.tokenizer.inner
+        return Tokenizer.load(located(str(drafter.model))).inner
 
 
-def read_traffic(path: Path, num: int) -> list[Request]:
-    """Up to `num` requests of a JSON-lines file. Raises DataError, ConfigError if it is empty."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {FORM}") from None
-    found = list[Request]()
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or len(found) == num:
-            continue
-        try:
-            row = json.loads(line)
-            prompt, kind = row["prompt"], row.get("class", ONE_CLASS)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"{path}:{number} is not a request ({error!r}); {FORM}") from None
-        if not (isinstance(prompt, str) and prompt and isinstance(kind, str) and kind):
-            raise DataError(f"{path}:{number} has an empty prompt or class; {FORM}")
-        found.append(Request(prompt, kind))
-    if not found:
-        raise ConfigError(f"{path} has no request; {FORM}")
-    return found
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes numbered rows as JSON lines."""
+    text = "".join(json.dumps({"number": n, **row}) + "\n" for n, row in enumerate(rows))
+    write_atomically(path, lambda part: Path.write_text(part, text))
 
 
 def default_draft(model: str) -> str:

@@ -39,7 +39,8 @@ FULL, QUICK = Sizes(3, 150, (0.3, 1.0, 3.0)), Sizes(1, 2, (1.0, 3.0))
 
 def run(bench: Bench) -> None:
     """Every loss with every rate on one seed, then its best rate on the others."""
-    sizes, store = QUICK if bench.quick else FULL, bench.store("alignment")
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("alignment", sizes)
     before = store.row("before", lambda: figures(bench, bench.draft(), 0))
     found, rates = dict[str, list[Row]](), dict[str, float]()
     for loss in LOSSES:

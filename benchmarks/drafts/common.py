@@ -164,7 +164,7 @@ class Bench:
         made = DraftData(
             target=self.target,
             prompts=self.prompts,
-            folder=self.out / f"answers-{len(self.prompts)}",
+            folder=self.out / "answers",
             width=256,
             max_tokens=ANSWER,
             micro_tokens=MICRO,

@@ -31,12 +31,13 @@ class Sizes:
     rate: float
 
 
-FULL, QUICK = Sizes(2, 120, 1.0), Sizes(1, 1, 1.0)
+FULL, QUICK = Sizes(2, 100, 1.0), Sizes(1, 1, 1.0)
 
 
 def run(bench: Bench) -> None:
     """The grid, cell by cell."""
-    sizes, store = QUICK if bench.quick else FULL, bench.store("distillspec")
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("distillspec", sizes)
     before = [
         store.row(f"before, seed {seed}", lambda seed=seed: taus(bench, bench.draft(), seed))
         for seed in range(sizes.seeds)

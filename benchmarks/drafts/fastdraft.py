@@ -6,6 +6,7 @@ of about equal parameters are compared after a short pre-training, with the meas
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from scripts import Row, Store
 from drafts.common import DOMAINS, Bench, cell, goal, seeds_of, table
 from forerun.engine.cost.forward import one_row_seconds
 from forerun.training.drafts.distillation import TEXT, Distilled
-from forerun.training.drafts.phases import CODE_SHARE, THREE, Budget, Phase, Texts, Trainer
+from forerun.training.drafts.phases import CODE_SHARE, THREE, Budget, Phase, Texts
 from forerun.training.drafts.shapes import candidates, num_parameters, rated, step_seconds
 from forerun.training.language_model import Size
 from forerun.training.loop import Loop
@@ -43,7 +44,8 @@ FULL, QUICK = Sizes(3, 600, 80, 0.27), Sizes(1, 12, 2, 0.27)
 
 def run(bench: Bench) -> None:
     """Stages by domain, and depths."""
-    sizes, store = QUICK if bench.quick else FULL, bench.store("fastdraft")
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("fastdraft", sizes)
     runs = [
         store.row(f"stages, seed {seed}", lambda seed=seed: stages(bench, sizes, seed))
         for seed in range(sizes.seeds)
@@ -64,17 +66,19 @@ def stages(bench: Bench, sizes: Sizes, seed: int) -> Row:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(kept["align"][name])
-    found[CONTROL] = control(bench, sizes, seed, model, trainer)
+    found[CONTROL] = control(bench, sizes, seed, model)
+    shutil.rmtree(trainer.state)
     return found
 
 
-def control(bench: Bench, sizes: Sizes, seed: int, model: Any, done: Trainer) -> Row:
+def control(bench: Bench, sizes: Sizes, seed: int, model: Any) -> Row:
     """Acceptance after as many steps as the alignment has on the mixture of texts."""
     made = bench.trainer(f"fastdraft-control-{seed}", model, sizes.steps, seed + 100, micro=MICRO)
     texts = {name: made.material.text(bench.training_text(name)) for name in ("code", "prose")}
     sources = {"code": texts["code"], TEXT: texts["prose"]}
     mixed = Mixture(sources, {"code": CODE_SHARE, TEXT: 1 - CODE_SHARE})
     made.run(Phase("align", THREE[2], mixed, "ce"), silent)
+    shutil.rmtree(made.state)
     return bench.acceptance(model)
 
 

@@ -38,7 +38,8 @@ COLUMNS = {"tau": "tau", "right": "right answers", "likelihood": "log-likelihood
 
 def run(bench: Bench) -> None:
     """A row for each function, eps and seed."""
-    sizes, store = QUICK if bench.quick else FULL, bench.store("lenient")
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("lenient", sizes)
     models = list[Model]()
     found = dict[tuple[str, float], list[Row]]()
     for kind in KINDS:

@@ -40,12 +40,13 @@ class Sizes:
     intervals: tuple[int, ...]
 
 
-FULL, QUICK = Sizes(3, 96, 300, (2, 8)), Sizes(1, 4, 3, (2,))
+FULL, QUICK = Sizes(3, 80, 300, (2, 8)), Sizes(1, 4, 3, (2,))
 
 
 def run(bench: Bench) -> None:
     """Blocks with a frozen and learning drafts, then domains in turn."""
-    sizes, store = QUICK if bench.quick else FULL, bench.store("osd")
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("osd", sizes)
     ways = {"frozen": 0, **{f"every {num} requests": num for num in sizes.intervals}}
     blocks = {
         way: [replay(bench, store, sizes, "blocks", num, seed) for seed in range(sizes.seeds)]
@@ -87,6 +88,7 @@ def pretrained(bench: Bench, sizes: Sizes) -> Path:
     out = bench.out / "osd-draft"
     if not (out / "config.json").exists():
         path = bench.out / "texts" / f"{FIFTH}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(parts(bench, FIFTH)), encoding="utf-8")
         model = bench.new_draft(0)
         trainer = bench.trainer("osd-draft", model, round(sizes.steps / TWO[0]), 0, micro=2048)

@@ -15,7 +15,8 @@ omnidraft    drafts with another tokenizer
 report       writes the tables of --out into a page
 
 A part writes <part>.json and <part>.md to --out. Rows that are there already are not measured
-again. The full parts take about an hour on two idle cores; --quick takes about a minute for each.
+again. All parts take about an hour on two idle cores; with --quick about a minute each, in the
+folder `quick` of --out.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ def main() -> None:
     if not given.part:
         scripts.skip("it takes an hour; give --part")
     torch.set_num_threads(given.threads)
-    bench = Bench(given.out, given.data_dir, given.workbench, given.quick)
+    out = given.out / "quick" if given.quick else given.out
+    bench = Bench(out, given.data_dir, given.workbench, given.quick)
     for part in PARTS if "all" in given.part else given.part:
         if part == "report":
-            write_report(given.page, given.out, PARTS)
+            write_report(given.page, out, PARTS)
         elif not (Path(__file__).parent / f"{part}.py").exists():
             print(f"skipped: {part}: this version does not have it", file=sys.stderr)
         else:

@@ -47,7 +47,8 @@ FULL, QUICK = Sizes(3, 300, 600), Sizes(1, 2, 6)
 
 def run(bench: Bench) -> None:
     """Acceptance and modelled speed-up of every depth for every target."""
-    sizes, store = QUICK if bench.quick else FULL, bench.store("s2d")
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("s2d", sizes)
     found: dict[str, list[Row]] = {"sorted": [], "separate": []}
     for seed in range(sizes.seeds):
         for kind, rows in found.items():

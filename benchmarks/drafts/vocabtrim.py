@@ -33,7 +33,8 @@ FULL, QUICK = Sizes(3, 120), Sizes(1, 12)
 
 def run(bench: Bench) -> None:
     """A sweep for each calibration and seed."""
-    sizes, store = QUICK if bench.quick else FULL, bench.store("vocabtrim")
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("vocabtrim", sizes)
     found = {
         source: [
             store.row(

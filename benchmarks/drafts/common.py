@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import gzip
+import hashlib
 import json
 import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,12 @@ class Bench:
     workbench: Path
     quick: bool = False
 
-    def store(self, part: str) -> Store:
-        """The rows of a part."""
-        return Store(
-            self.out / f"{part}.json", {"quick": self.quick, "models": self.workbench.name}
-        )
+    def store(self, part: str, sizes: Any) -> Store:
+        """The rows of a part; with other sizes or models earlier rows are dropped."""
+        models = [self.folder(name) / "model.safetensors" for name in ("target", "draft")]
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in models)).hexdigest()
+        options = {"sizes": asdict(sizes), "workbench": digest[:16]}
+        return Store(self.out / f"{part}.json", json.loads(json.dumps(options)))
 
     def write(self, part: str, *blocks: str) -> None:
         """Prints tables and writes them as `<part>.md`."""
@@ -282,7 +284,8 @@ def goal(text: str, values: Sequence[float], least: float = 0.0) -> str:
     One seed shows nothing.
     """
     mean, half = spread(values)
-    return f"- {text}: {cell(values)}; {SHOWN if mean - half > least else NOT_SHOWN}."
+    word = SHOWN if mean - half > least else NOT_SHOWN
+    return f"- {text[0].upper()}{text[1:]}: {cell(values)}; {word}."
 
 
 def seeds_of(num: int) -> str:

@@ -1,19 +1,23 @@
-"""What the benchmark scripts share: types of options, and the exit status."""
+"""What the benchmark scripts share: types of options, the exit status, saved rows, tables."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from subprocess import CalledProcessError
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from forerun.cli._stdio import drop_output, end
 from forerun.errors import ForerunError, in_a_line
 
+Row = dict[str, Any]
 SKIPPED = 77  # exit status: something needed is missing; `make bench` goes on
 
 
@@ -97,3 +101,50 @@ def _of_command(code: int) -> int:
     how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
     status = 128 - code if code < 0 else 1 if code == SKIPPED else code
     return end(f"error: a command ended {how}", status)
+
+
+@dataclass
+class Store:
+    """Rows of one part by key, in a JSON file that is written after every row.
+
+    Rows made with other options are dropped.
+    """
+
+    file: Path
+    options: dict[str, Any]
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.file.exists():
+            found = json.loads(self.file.read_text())
+            if found["options"] == self.options:
+                self.rows = found["rows"]
+
+    def row(self, key: str, make: Callable[[], Row]) -> Row:
+        """The row of a key; made and saved if it is new."""
+        if key not in self.rows:
+            self.rows[key] = make()
+            self.save()
+        return self.rows[key]
+
+    def save(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        content = {"options": self.options, "rows": self.rows}
+        part = self.file.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        part.replace(self.file)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A markdown table; the first column is text, the others are numbers."""
+    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(map(shown, line)) + " |" for line in lines)
+
+
+def shown(value: Any) -> str:
+    """A cell: three significant digits, "-" for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)

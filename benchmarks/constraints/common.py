@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,46 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from scripts import Row as Row
+from scripts import Store as Store
+from scripts import table as table
+
 import forerun
 from constraints.tasks import Problem
 from forerun import registry
 from forerun.api import Model
 from forerun.core.sampling import Sampling
 from forerun.engine.generation import Sample
-
-Row = dict[str, Any]
-
-
-@dataclass
-class Store:
-    """Rows of one part by key, in a JSON file that is written after every row.
-
-    Rows made with other options are dropped.
-    """
-
-    file: Path
-    options: dict[str, Any]
-    rows: dict[str, Row] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.file.exists():
-            found = json.loads(self.file.read_text())
-            if found["options"] == self.options:
-                self.rows = found["rows"]
-
-    def row(self, key: str, make: Callable[[], Row]) -> Row:
-        """The row of a key; made and saved if it is new."""
-        if key not in self.rows:
-            self.rows[key] = make()
-            self.save()
-        return self.rows[key]
-
-    def save(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        content = {"options": self.options, "rows": self.rows}
-        part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        part.replace(self.file)
 
 
 @dataclass
@@ -89,21 +58,6 @@ class Setting:
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / f"{part}.md").write_text(text)
         print(text, end="")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A markdown table; the first column is text, the others are numbers."""
-    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(map(shown, line)) + " |" for line in lines)
-
-
-def shown(value: Any) -> str:
-    """A cell: three significant digits, "-" for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
-    return str(value)
 
 
 def loaded(setting: Setting, name: str, **options: Any) -> Model | None:

@@ -117,7 +117,7 @@ class VocabTrim:
         else:
             writer = target
             if self.source == "draft":
-                writer = Model(draft, target.tokenizer, "draft")
+                writer = Model(draft, target.tokenizer)
             found = writer.generate(prompts, self.sampling, drafter="none")
             texts = [sample.tokens for result in found for sample in result.samples]
         counts = np.zeros(draft.vocab_size, np.int64)

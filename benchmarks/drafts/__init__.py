@@ -1,0 +1,1 @@
+"""Training of draft models: the parts of benchmarks/drafts/run.py."""

@@ -1,0 +1,104 @@
+"""Direct Alignment: FKL, TVD and TVD++ from one pre-trained draft, each at its own learning rate.
+
+The rate of a loss is the one with the highest acceptance on the answers for choices with the first
+seed. Figures are of the answers for tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from scripts import Row
+
+from drafts.common import Bench, cell, goal, seeds_of, table, tau_of
+from forerun.training.drafts.phases import Phase
+
+LOSSES = {
+    "ce": "CE on the answers",
+    "fkl": "FKL",
+    "tvd": "TVD",
+    "tvd++": "TVD++, batch",
+    "tvd++position": "TVD++, position",
+}
+DRAFTS = (3, 5)  # tokens of a draft
+GAIN = 0.05  # of acceptance over the pre-trained draft
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """rates: factors of the learning rates that are tried."""
+
+    seeds: int
+    steps: int
+    rates: tuple[float, ...]
+
+
+FULL, QUICK = Sizes(3, 150, (0.3, 1.0, 3.0)), Sizes(1, 2, (1.0, 3.0))
+
+
+def run(bench: Bench) -> None:
+    """Every loss with every rate on one seed, then its best rate on the others."""
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("alignment", sizes)
+    before = store.row("before", lambda: figures(bench, bench.draft(), 0))
+    found, rates = dict[str, list[Row]](), dict[str, float]()
+    for loss in LOSSES:
+
+        def one(rate: float, seed: int, loss: str = loss) -> Row:
+            key = f"{loss}, rate {rate}, seed {seed}"
+            return store.row(key, lambda: aligned(bench, sizes, loss, rate, seed))
+
+        rates[loss] = max(sizes.rates, key=lambda rate: one(rate, 0)["chosen"])  # noqa: B023
+        found[loss] = [one(rates[loss], seed) for seed in range(sizes.seeds)]
+    bench.write("alignment", loss_table(before, found, rates), goals(before, found))
+
+
+def aligned(bench: Bench, sizes: Sizes, loss: str, rate: float, seed: int) -> Row:
+    """The draft of the workbench after alignment: acceptance at choices, and figures of tests."""
+    model, key = bench.draft(), f"alignment-{loss}-{rate}-{seed}"
+    trainer = bench.trainer(key, model, 2 * sizes.steps, seed, rate=rate)  # a half is alignment
+    phase = Phase("align", 0.5, trainer.material.alignment("target", model), loss)
+    chosen = bench.distilled(key, model, phase, trainer)
+    return {"chosen": chosen["all"], **figures(bench, model, seed)}
+
+
+def figures(bench: Bench, model: Any, seed: int) -> Row:
+    """Acceptance on the answers for tests, and tokens and passes with drafts."""
+    tau = {str(gamma): bench.decoded(model, 1.0, gamma, seed) for gamma in DRAFTS}
+    return {"acceptance": bench.acceptance(model), "tau": tau}
+
+
+def loss_table(before: Row, found: dict[str, list[Row]], rates: dict[str, float]) -> str:
+    """Acceptance and tau by loss."""
+    lines = [["before", "", *cells([before])]]
+    lines += [[LOSSES[loss], f"{rates[loss]:g}", *cells(rows)] for loss, rows in found.items()]
+    num = len(next(iter(found.values())))
+    head = ["loss", "rate", "acceptance", "greedy", *(f"tau, drafts of {g}" for g in DRAFTS)]
+    return (
+        "Answers of the target to held-out prompts, temperature 1; rate: factor of the learning "
+        f"rates, chosen on other prompts; {seeds_of(num)}.\n\n" + table(head, lines)
+    )
+
+
+def cells(rows: list[Row]) -> list[str]:
+    """Acceptance, share of equal argmax, and tau of some seeds."""
+    alphas = [cell([row["acceptance"][name] for row in rows]) for name in ("all", "greedy")]
+    return alphas + [cell([tau_of([row["tau"][str(g)]]) for row in rows]) for g in DRAFTS]
+
+
+def goals(before: Row, found: dict[str, list[Row]]) -> str:
+    """The gates of the sheet."""
+
+    def alphas(loss: str) -> list[float]:
+        return [row["acceptance"]["all"] for row in found[loss]]
+
+    first = before["acceptance"]["all"]
+    lines = [
+        goal(f"{text} over before by {GAIN}", [a - first for a in alphas(loss)], GAIN)
+        for loss, text in LOSSES.items()
+    ]
+    for one, other in (("tvd++", "tvd"), ("tvd++position", "tvd"), ("tvd++", "fkl")):
+        gaps = [a - b for a, b in zip(alphas(one), alphas(other), strict=True)]
+        lines.append(goal(f"{LOSSES[one]} over {LOSSES[other]}", gaps))
+    return "\n".join(lines)

@@ -1,0 +1,293 @@
+"""What the parts share: models, texts, prompts with the target's answers, figures, intervals.
+
+Prompts are of three domains. The target's answers to them are generated once. Of ten prompts, one
+is for tests and one to choose learning rates and checkpoints; both are of held-out texts.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scripts import Row, Store
+from scripts import table as table
+
+import forerun
+from forerun.api import Model
+from forerun.bench.metrics import STUDENT
+from forerun.controllers.fixed import Fixed
+from forerun.drafters.draft_model import DraftModel
+from forerun.errors import ConfigError
+from forerun.training.data import Documents
+from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.drafts.data import GRID, DraftData, Prompt
+from forerun.training.drafts.measure import frozen
+from forerun.training.drafts.phases import Budget, Phase, Trainer
+from forerun.training.export import save
+from forerun.training.language_model import build_model
+from forerun.training.progress import silent
+from forerun.training.recipes.workbench import MODELS
+from forerun.training.texts import Texts
+
+CORPORA = {"prose": "*.txt.gz", "code": "*.tar.gz"}  # in the folder corpora of the data
+DOMAINS = (*CORPORA, "questions")
+HELD_OUT = 0.05  # as in `forerun train workbench`
+PROMPT, ANSWER = 48, 48  # tokens
+NUM_PROMPTS, QUICK_PROMPTS = 480, 60
+TEST, TUNE = 0, 5  # of ten prompts
+MICRO = 512  # tokens per micro-batch; a step has two
+SHOWN, NOT_SHOWN = "direction of the sheet shown", "mechanism verified, effect not shown"
+
+
+@dataclass
+class Bench:
+    """What a part is run with. out: where results go."""
+
+    out: Path
+    data: Path
+    workbench: Path
+    quick: bool = False
+
+    def store(self, part: str, sizes: Any) -> Store:
+        """The rows of a part; with other sizes or models earlier rows are dropped."""
+        models = [self.folder(name) / "model.safetensors" for name in ("target", "draft")]
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in models)).hexdigest()
+        options = {"sizes": asdict(sizes), "workbench": digest[:16]}
+        return Store(self.out / f"{part}.json", json.loads(json.dumps(options)))
+
+    def write(self, part: str, *blocks: str) -> None:
+        """Prints tables and writes them as `<part>.md`."""
+        text = "\n\n".join(block for block in blocks if block) + "\n"
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / f"{part}.md").write_text(text, encoding="utf-8")
+        print(text, end="", flush=True)
+
+    @cached_property
+    def target(self) -> Model:
+        """The target of the workbench."""
+        return forerun.load(str(self.folder("target")), max_seqs=32)
+
+    @cached_property
+    def teacher(self) -> Any:
+        """The target as a transformers module."""
+        return frozen(str(self.folder("target")))
+
+    def folder(self, name: str) -> Path:
+        """The folder of a model of the workbench. Raises ConfigError if it is missing."""
+        found = self.workbench / name
+        if not (found / "config.json").exists():
+            raise ConfigError(
+                f"there is no model in {found}; make it with `forerun train workbench`, or give "
+                "another folder with --workbench"
+            )
+        return found
+
+    def draft(self) -> Any:
+        """The draft of the workbench as a module to train."""
+        return frozen(str(self.folder("draft"))).train().requires_grad_(True)
+
+    def new_draft(self, seed: int, size: Any = None) -> Any:
+        """A draft with random weights, of the workbench's shape by default."""
+        return build_model(
+            size or MODELS["draft"].size,
+            self.target.tokenizer.inner,
+            seed,
+            vocab_size=self.teacher.config.vocab_size,
+        )
+
+    def texts(self, domain: str, length: int = PROMPT + ANSWER) -> Texts:
+        """The corpora of a domain, in pieces of `length` tokens."""
+        folder = self.out / "corpora" / domain
+        for file in sorted((self.data / "corpora").glob(CORPORA[domain])):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / file.name).exists():
+                shutil.copyfile(file, folder / file.name)
+        return Texts(folder, length, HELD_OUT)
+
+    def training_text(self, domain: str) -> Path:
+        """A file with the texts of a domain that are not held out."""
+        path = self.out / "texts" / f"{domain}.txt"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(self.texts(domain).trained()), encoding="utf-8")
+        return path
+
+    def held_out(self, domain: str, length: int = 256) -> Documents:
+        """The held-out pieces of a domain."""
+        found = self.texts(domain, length).pieces(self.target.tokenizer.inner)[1]
+        pieces = [d.document(i) for d in found.values() for i in range(len(d))]
+        return Documents.of((ids.tolist(), 0) for ids in pieces if len(ids) > 1)
+
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        """The prompts, domains in turn; those for tests and for choices are of held-out texts."""
+        sources = {domain: self._sources(domain) for domain in DOMAINS}
+        found, num = list[Prompt](), QUICK_PROMPTS if self.quick else NUM_PROMPTS
+        for i in range(num):
+            domain = DOMAINS[i % len(DOMAINS)]
+            trained, held = sources[domain]
+            text, answer = next(held if i % 10 in (TEST, TUNE) else trained)
+            found.append(Prompt(text, answer, domain))
+        return found
+
+    def _sources(self, domain: str) -> tuple[Iterator[tuple[str, str]], Iterator[tuple[str, str]]]:
+        """(Prompt, answer) pairs of a domain to train on, and held-out ones."""
+        if domain == "questions":
+            pairs = iter(self._shuffled(questions(self.data)))
+            return pairs, pairs
+        trained, held = self.texts(domain).pieces(self.target.tokenizer.inner)
+        parts = [trained], [*held.values()]
+        return tuple(iter(self._shuffled([*self._pairs(part)])) for part in parts)  # type: ignore
+
+    def _pairs(self, parts: Sequence[Documents]) -> Iterator[tuple[str, str]]:
+        decode = self.target.tokenizer.inner.decode
+        for part in parts:
+            for i in np.flatnonzero(part.lengths() == PROMPT + ANSWER):
+                ids = part.document(int(i))
+                yield decode(ids[:PROMPT]), decode(ids[PROMPT:])
+
+    def _shuffled(self, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [pairs[i] for i in np.random.default_rng(0).permutation(len(pairs))]
+
+    @cached_property
+    def material(self) -> DraftData:
+        """The prompts and the target's answers; `held` are the answers for choices."""
+        made = DraftData(
+            target=self.target,
+            prompts=self.prompts,
+            folder=self.out / "answers",
+            width=256,
+            max_tokens=ANSWER,
+            micro_tokens=MICRO,
+        )
+        made.generate(0, 32)
+        self.test, made.held = self._of(made, TEST), self._of(made, TUNE)
+        made.trained = np.flatnonzero(~np.isin(made.numbers % 10, (TEST, TUNE)))
+        made.kept = [i for i in range(len(self.prompts)) if i % 10 not in (TEST, TUNE)]
+        return made
+
+    def _of(self, made: DraftData, which: int) -> np.ndarray:
+        """The answers at temperature 1 to a tenth of the prompts."""
+        found = np.flatnonzero(made.numbers % 10 == which)
+        return found[np.arange(len(found)) % len(GRID) == len(GRID) - 1]
+
+    def material_of(self, seed: int, micro: int = MICRO) -> DraftData:
+        """The same with batches of another seed or size."""
+        made = copy.copy(self.material)
+        made.seed, made.micro_tokens = seed, micro
+        return made
+
+    def trainer(
+        self, key: str, model: Any, steps: int, seed: int, *, rate: float = 1.0, micro: int = MICRO
+    ) -> Trainer:
+        """A trainer with a folder of its own; it keeps the weights that do best at choices."""
+        budget = Budget(max_steps=steps, rate=rate, seed=seed)
+        state = self.out / "state" / key
+        return Trainer(model, self.teacher, self.material_of(seed, micro), budget, state)
+
+    def distilled(self, key: str, model: Any, phase: Phase, trainer: Trainer) -> dict[str, float]:
+        """Trains one phase; returns the acceptance at choices of the weights that are kept."""
+        trainer.run(phase, silent)
+        trainer.best.restore(model)
+        shutil.rmtree(self.out / "state" / key)
+        return trainer.acceptance()
+
+    def acceptance(self, draft: Any) -> dict[str, float]:
+        """Acceptance on the answers for tests: all, of equal argmax (greedy), by domain."""
+        made = self.material
+        return held_out_acceptance(
+            draft.eval(), self.teacher, made.records, self.test, made.domains, 4096
+        )
+
+    def decoded(self, draft: Any, temperature: float, gamma: int, seed: int) -> Row:
+        """Tokens and passes of each prompt for tests, with drafts of gamma tokens."""
+        prompts = self.material.ids[TEST::10]
+        with tempfile.TemporaryDirectory() as name:
+            save(draft, Path(name) / "draft", tokenizer=self.target.tokenizer.inner)
+            drafter = DraftModel(
+                model=f"{name}/draft", tokenizer=self.target.tokenizer, target=self.target.target
+            )
+            results = self.target.generate(
+                prompts,
+                drafter=drafter,
+                controller=Fixed(nodes=gamma, depth=gamma),
+                temperature=temperature,
+                max_new_tokens=ANSWER,
+                seed=seed,
+                batch=16,
+            )
+        stats = [result.stats for result in results]
+        return {"tokens": [s.generated for s in stats], "passes": [s.passes for s in stats]}
+
+
+def questions(data: Path) -> list[tuple[str, str]]:
+    """Questions in words with their answers: GSM8K and MBPP."""
+    found = []
+    for name, question, answer in (("gsm8k_test", "question", "answer"), ("mbpp", "text", "code")):
+        with gzip.open(data / "prompts" / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        found += [(f"Question: {row[question]}\nAnswer:", f" {row[answer]}") for row in rows]
+    return found
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """The mean over seeds, and half of its 95 % interval (Student's t; infinite for one seed)."""
+    given, num = np.asarray(values, float), len(values)
+    if num < 2:
+        return float(given.mean()), math.inf
+    factor = STUDENT[num - 2] if num - 2 < len(STUDENT) else 1.96
+    return float(given.mean()), float(factor * given.std(ddof=1) / math.sqrt(num))
+
+
+def cell(values: Sequence[float]) -> str:
+    """The mean over seeds with its interval, or the value of one seed."""
+    mean, half = spread(values)
+    return f"{mean:.3f} ± {half:.3f}" if math.isfinite(half) else f"{mean:.3f}"
+
+
+def tau_of(rows: Sequence[Row]) -> float:
+    """Tokens per pass of runs of `Bench.decoded`."""
+    return sum(sum(r["tokens"]) for r in rows) / sum(sum(r["passes"]) for r in rows)
+
+
+def ratio(rows: Sequence[Row], others: Sequence[Row]) -> tuple[float, float, float]:
+    """tau over that of other runs on the same prompts, with a 95 % bootstrap over prompts."""
+    sums = [
+        np.array([np.sum([r[name] for r in some], axis=0) for name in ("tokens", "passes")])
+        for some in (rows, others)
+    ]
+
+    def quotient(picks: Any) -> Any:
+        (tokens, passes), (tokens_2, passes_2) = (s[:, picks].sum(-1) for s in sums)
+        return tokens / passes / (tokens_2 / passes_2)
+
+    num = sums[0].shape[1]
+    picks = np.random.default_rng(0).integers(0, num, (2000, num))
+    low, high = np.quantile(quotient(picks), (0.025, 0.975))
+    return float(quotient(np.arange(num))), float(low), float(high)
+
+
+def goal(text: str, values: Sequence[float], least: float = 0.0) -> str:
+    """A line on a goal: the mean difference over seeds has to be above `least` with its interval.
+
+    One seed shows nothing.
+    """
+    mean, half = spread(values)
+    word = SHOWN if mean - half > least else NOT_SHOWN
+    return f"- {text[0].upper()}{text[1:]}: {cell(values)}; {word}."
+
+
+def seeds_of(num: int) -> str:
+    """How many seeds a table has, in words of a caption."""
+    return f"{num} seeds, mean ± half of the 95 % interval" if num > 1 else "one seed"

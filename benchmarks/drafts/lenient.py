@@ -1,0 +1,113 @@
+"""Lossy verification: tau against right answers and likelihood, for the functions of DistillSpec.
+
+The embedded reasoner with its draft, on held-out problems. The log-likelihood is the target's, per
+token of the emitted text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scripts import Row
+
+import forerun
+from drafts.common import NOT_SHOWN, SHOWN, Bench, cell, seeds_of, table
+from forerun import registry
+from forerun.api import Model
+from forerun.assets import embedded
+from forerun.controllers.fixed import Fixed
+from forerun.drafters.draft_model import DraftModel
+from forerun.tasks.reasoning import MIX, ReasoningTask
+
+KINDS = {"lin": "p / eps", "sq": "p / eps^2", "exp": "p^eps"}
+TEMPERATURE, GAMMA, TOKENS = 0.6, 6, 200
+FIRST_SEED = 810_000  # held-out problems
+
+
+@dataclass(frozen=True)
+class Sizes:
+    seeds: int
+    problems: int
+    eps: tuple[float, ...]
+
+
+FULL, QUICK = Sizes(3, 64, (1.0, 0.7, 0.5, 0.3, 0.1)), Sizes(1, 4, (1.0, 0.3))
+COLUMNS = {"tau": "tau", "right": "right answers", "likelihood": "log-likelihood per token"}
+
+
+def run(bench: Bench) -> None:
+    """A row for each function, eps and seed."""
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("lenient", sizes)
+    models = list[Model]()
+    found = dict[tuple[str, float], list[Row]]()
+    for kind in KINDS:
+        for eps in sizes.eps:
+            found[kind, eps] = [
+                store.row(
+                    f"{kind}, eps {eps}, seed {seed}",
+                    lambda kind=kind, eps=eps, seed=seed: measured(models, sizes, kind, eps, seed),
+                )
+                for seed in range(sizes.seeds)
+            ]
+    lines = [
+        [KINDS[kind], f"{eps:g}", *(cell([row[name] for row in rows]) for name in COLUMNS)]
+        for (kind, eps), rows in found.items()
+    ]
+    caption = (
+        f"Verifier `lenient`, temperature {TEMPERATURE}, drafts of {GAMMA}, {sizes.problems} "
+        f"problems, {TOKENS} tokens at most; eps = 1 is exact; {seeds_of(sizes.seeds)}."
+    )
+    head = ["f(p)", "eps", *COLUMNS.values()]
+    goals = "\n".join(trend(kind, sizes, found) for kind in KINDS)
+    bench.write("lenient", caption, table(head, lines), goals)
+
+
+def measured(models: list[Model], sizes: Sizes, kind: str, eps: float, seed: int) -> Row:
+    """tau, share of right answers and mean log-likelihood per token of one rule."""
+    if not models:
+        models.append(forerun.load("reasoner", max_seqs=32))
+    task, model = ReasoningTask("heldout", MIX, seed=FIRST_SEED), models[0]
+    examples = [task.example(i) for i in range(sizes.problems)]
+    results = model.generate(
+        [example.prompt for example in examples],
+        drafter=DraftModel(model=embedded("draft"), tokenizer=model.tokenizer),
+        verifier=registry.make("verifier", "lenient", kind=kind, eps=eps),
+        controller=Fixed(nodes=GAMMA, depth=GAMMA),
+        temperature=TEMPERATURE,
+        max_new_tokens=TOKENS,
+        seed=seed,
+        batch=16,
+        logprobs=0,
+    )
+    samples = [result.samples[0] for result in results]
+    logp = [
+        each[token]
+        for sample in samples
+        for token, each in zip(sample.tokens, sample.logprobs or (), strict=False)
+    ]
+    right = [task.score(e, s.text) for e, s in zip(examples, samples, strict=True)]
+    passes = sum(result.stats.passes for result in results)
+    tokens = sum(result.stats.generated for result in results)
+    return {
+        "tau": tokens / passes,
+        "right": float(np.mean(right)),
+        "likelihood": float(np.mean(np.maximum(logp, -30.0))),
+    }
+
+
+def trend(kind: str, sizes: Sizes, found: dict[tuple[str, float], list[Row]]) -> str:
+    """Whether tau rises and right answers do not, from exact to the smallest eps."""
+
+    def mean(name: str) -> list[float]:
+        return [float(np.mean([row[name] for row in found[kind, eps]])) for eps in sizes.eps]
+
+    tau, right, likelihood = map(mean, COLUMNS)
+    rises = all(later > earlier for earlier, later in zip(tau, tau[1:], strict=False))
+    holds = rises and right[-1] <= right[0]
+    return (
+        f"- {KINDS[kind]}, eps from {sizes.eps[0]:g} to {sizes.eps[-1]:g}: tau {tau[0]:.2f} to "
+        f"{tau[-1]:.2f}, right answers {right[0]:.2f} to {right[-1]:.2f}, log-likelihood "
+        f"{likelihood[0]:.2f} to {likelihood[-1]:.2f}; {SHOWN if holds else NOT_SHOWN}."
+    )

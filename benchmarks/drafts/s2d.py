@@ -1,0 +1,169 @@
+"""S2D: one sorted draft for three targets against separate drafts at equal total training.
+
+The targets share a tokenizer: that of the workbench, and two smaller ones that are trained here.
+The separate drafts have the depths of the sub-models, and share the steps of the sorted one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scripts import Row, Store
+
+import forerun
+from drafts.common import CORPORA, Bench, cell, goal, seeds_of, table
+from forerun.api import Model
+from forerun.core.modelled_speedup import best_gamma
+from forerun.drafters._sub_model import rated_exits, sub_runners
+from forerun.models.draft_link import load_draft
+from forerun.training.data import Batches, Documents, joined
+from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.drafts.measure import frozen
+from forerun.training.drafts.sorted import cut
+from forerun.training.export import save
+from forerun.training.language_model import Size, build_model, loop_of
+from forerun.training.loop import LoopOptions
+from forerun.training.recipes.sorted import Sorted
+
+TARGETS = {"small": Size(128, 4, 4, 2, 320), "medium": Size(192, 5, 6, 3, 512)}
+EXITS, HIDDEN = (1, 2, 4), 64
+PIECES = 96  # held-out pieces of text
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """target_steps: of the further targets. steps: of the sorted draft."""
+
+    seeds: int
+    target_steps: int
+    steps: int
+
+
+FULL, QUICK = Sizes(3, 300, 600), Sizes(1, 2, 6)
+
+
+def run(bench: Bench) -> None:
+    """Acceptance and modelled speed-up of every depth for every target."""
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("s2d", sizes)
+    found: dict[str, list[Row]] = {"sorted": [], "separate": []}
+    for seed in range(sizes.seeds):
+        for kind, rows in found.items():
+            rows.append(made(bench, store, sizes, kind, seed))
+    caption = (
+        f"Sub-models of 1, 2 and 4 layers of one sorted draft, and separate drafts that share its "
+        f"steps; acceptance on held-out text, c measured, speed-up: tau / (c gamma + 1) at the "
+        f"best gamma; {seeds_of(sizes.seeds)}."
+    )
+    names = [*TARGETS, "target"]
+    lines = [
+        [name if depth == EXITS[0] else "", str(depth), *cells(found, name, depth)]
+        for name in names
+        for depth in EXITS
+    ]
+    head = ["target", "layers", "sorted: acceptance", "speed-up", "separate: acceptance"]
+    goals = "\n".join(lines_of(found, names))
+    bench.write("s2d", caption, table([*head, "speed-up"], lines), goals)
+
+
+def made(bench: Bench, store: Store, sizes: Sizes, kind: str, seed: int) -> Row:
+    """A row of one kind: of every depth, the figures for every target."""
+
+    def make() -> Row:
+        groups = [EXITS] if kind == "sorted" else [(depth,) for depth in EXITS]
+        found = Row()
+        for exits in groups:
+            steps = sizes.steps // len(groups)
+            found |= measured(bench, sizes, trained(bench, kind, exits, steps, seed), exits)
+        return found
+
+    return store.row(f"{kind}, seed {seed}", make)
+
+
+def trained(bench: Bench, kind: str, exits: tuple[int, ...], steps: int, seed: int) -> Path:
+    """The folder of a draft with these exits."""
+    out = bench.out / "s2d" / f"{kind}-{exits[-1]}-{seed}"
+    texts = {domain: bench.training_text(domain) for domain in CORPORA}
+    recipe = Sorted(
+        corpus=texts["prose"].parent / "both",
+        model=str(bench.folder("target")),
+        exits=exits,
+        hidden=HIDDEN,
+        micro_tokens=1024,
+        max_steps=steps,
+        minutes=None,
+        seed=seed,
+    )
+    recipe.corpus.mkdir(exist_ok=True)
+    for path in texts.values():
+        (recipe.corpus / path.name).write_bytes(path.read_bytes())
+    recipe.train(out, resume=(out / "plan.json").exists())
+    return out
+
+
+def measured(bench: Bench, sizes: Sizes, folder: Path, exits: tuple[int, ...]) -> Row:
+    """Acceptance, c and modelled speed-up of each depth, for each target."""
+    draft = load_draft(str(folder), "auto", "auto", 1, bench.target.tokenizer)
+    assert draft.exits is not None
+    parts, module, found = sub_runners(draft, draft.exits), frozen(str(folder)), Row()
+    for name in (*TARGETS, "target"):
+        model, teacher = target(bench, sizes, name)
+        for one in rated_exits(parts, draft.exits.text, model.target):
+            with cut(module, one.layers):
+                alpha = acceptance(bench, module, teacher)
+            up = best_gamma(alpha, one.c)[1]
+            found[f"{name}, {one.layers}"] = {"alpha": alpha, "c": one.c, "speedup": up}
+    return found
+
+
+def acceptance(bench: Bench, draft: Any, teacher: Any) -> float:
+    """Acceptance at all positions of held-out text."""
+    documents = held_out(bench)
+    only = np.linspace(0, len(documents) - 1, min(PIECES, len(documents))).astype(int)
+    return held_out_acceptance(draft, teacher, documents, np.unique(only))["all"]
+
+
+def held_out(bench: Bench) -> Documents:
+    """The held-out pieces of prose and code."""
+    return joined([bench.held_out(domain) for domain in CORPORA])
+
+
+def target(bench: Bench, sizes: Sizes, name: str) -> tuple[Model, Any]:
+    """A target, and its module; small ones are trained and kept in `out`."""
+    if name == "target":
+        return bench.target, bench.teacher
+    folder, tokenizer = bench.out / "s2d" / name, bench.target.tokenizer.inner
+    if not (folder / "config.json").exists():
+        model = build_model(TARGETS[name], tokenizer, 0)
+        pieces = [bench.texts(domain, 256).pieces(tokenizer)[0] for domain in CORPORA]
+        batches = Batches(joined(pieces), budget=2048, prompt_weight=1.0)
+        folder.mkdir(parents=True, exist_ok=True)
+        options = LoopOptions(max_steps=sizes.target_steps)
+        loop_of(model, batches, options, "cpu", folder / "checkpoint.pt").run()
+        save(model, folder, tokenizer=tokenizer)
+    return forerun.load(str(folder), max_seqs=1), frozen(str(folder))
+
+
+def cells(found: dict[str, list[Row]], name: str, depth: int) -> list[str]:
+    """Acceptance and speed-up of a depth, sorted and separate."""
+    return [
+        cell([row[f"{name}, {depth}"][figure] for row in rows])
+        for rows in found.values()
+        for figure in ("alpha", "speedup")
+    ]
+
+
+def lines_of(found: dict[str, list[Row]], names: list[str]) -> list[str]:
+    """The best depth of the sorted draft against that of the separate ones, for each target."""
+    lines = []
+    for name in names:
+        ups = {
+            kind: [max(row[f"{name}, {depth}"]["speedup"] for depth in EXITS) for row in rows]
+            for kind, rows in found.items()
+        }
+        gaps = [a - b for a, b in zip(ups["sorted"], ups["separate"], strict=True)]
+        lines.append(goal(f"{name}: best speed-up of the sorted draft less separate drafts", gaps))
+    return lines

@@ -147,13 +147,20 @@ def check_grammar(grammar: str) -> None:
     Needs no tokenizer.
     """
     _check_size(grammar)
+    if refusal := refusal_of(grammar):
+        raise DataError(refusal)
     guidance = library()
     limits, grammar = guidance.LLParserLimits(**LIMITS), grammar + OPTIONS
-    if refusal := guidance.LLMatcher.validate_grammar(grammar, limits=limits):
-        raise DataError(reason_of(refusal))
     matcher = guidance.LLMatcher(_bytes_alone(), grammar, log_level=0, limits=limits)
     if not matcher.is_error():  # as with special tokens, which only a model has
         _check_not_empty(matcher)
+
+
+def refusal_of(grammar: str) -> str:
+    """Why llguidance refuses a grammar; "" if it does not."""
+    guidance = library()
+    limits = guidance.LLParserLimits(**LIMITS)
+    return reason_of(guidance.LLMatcher.validate_grammar(grammar + OPTIONS, limits=limits) or "")
 
 
 def _check_not_empty(matcher: LLMatcher) -> None:

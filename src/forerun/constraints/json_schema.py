@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.constraints._compiled import check_grammar
+from forerun.constraints._compiled import refusal_of
 from forerun.constraints._grammar_constraint import GrammarConstraint, text_of
 from forerun.constraints._schema_places import ROOT, paths, place_of
 from forerun.errors import ConfigError, DataError, in_a_line
@@ -22,6 +22,7 @@ OPTIONS = "x-guidance"  # of llguidance, in a schema
 ANY_OBJECT = {"type": "object"}
 PREFACE = re.compile("line .*, column .*: failed to compile JSON schema: ")
 UNKNOWN = re.compile(r"Unimplemented keys: (\[.*\])")
+TOO_LARGE = "schema too large"  # an error of the whole
 UNKNOWN_OPTION = ". Enable "  # begins the advice to set an option that users do not have
 
 
@@ -55,18 +56,15 @@ class JsonSchema(GrammarConstraint):
                 "leave them out"
             )
         reason = PREFACE.sub("", message)
-        place = place_of(self.schema, reason, _message_of)
+        is_local = not reason.endswith(TOO_LARGE)
+        place = place_of(self.schema, reason, _message_of) if is_local else ROOT
         where = "" if place == ROOT else f"; at {place}"
         return f"the JSON schema cannot be used: {reason.partition(UNKNOWN_OPTION)[0]}{where}"
 
 
 def _message_of(schema: Any) -> str:
     """The error of llguidance for a schema; "" for none."""
-    try:
-        check_grammar(f"start: %json {json.dumps(schema)}")
-    except DataError as error:
-        return PREFACE.sub("", str(error))
-    return ""
+    return PREFACE.sub("", refusal_of(f"start: %json {json.dumps(schema)}"))
 
 
 def _schema_of(given: Any, where: str) -> Any:

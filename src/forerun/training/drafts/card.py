@@ -66,7 +66,7 @@ pipeline_tag: text-generation
 # Draft model for {target}
 
 Drafts tokens for {target} in speculative decoding; it has the same tokenizer.
-Llama architecture with tied embeddings: {parameters:,} parameters, {size[layers]} layers, width
+Llama architecture with tied embeddings: {parameters:,} parameters, depth {size[layers]}, width
 {size[hidden]}, MLP width {size[inner]}, {size[heads]} heads.
 
 | what | value |

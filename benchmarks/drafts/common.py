@@ -29,7 +29,7 @@ from forerun.bench.metrics import STUDENT
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
-from forerun.training.data import Documents
+from forerun.training.data import Documents, joined
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.data import GRID, DraftData, Prompt
 from forerun.training.drafts.measure import frozen
@@ -123,11 +123,11 @@ class Bench:
             path.write_text("\n".join(self.texts(domain).trained()), encoding="utf-8")
         return path
 
-    def held_out(self, domain: str, length: int = 256) -> Documents:
-        """The held-out pieces of a domain."""
-        found = self.texts(domain, length).pieces(self.target.tokenizer.inner)[1]
-        pieces = [d.document(i) for d in found.values() for i in range(len(d))]
-        return Documents.of((ids.tolist(), 0) for ids in pieces if len(ids) > 1)
+    @cached_property
+    def held_out(self) -> Documents:
+        """The held-out pieces of the corpora, of up to 256 tokens."""
+        cut = [self.texts(name, 256).pieces(self.target.tokenizer.inner)[1] for name in CORPORA]
+        return joined([documents for each in cut for documents in each.values() if len(documents)])
 
     @cached_property
     def prompts(self) -> list[Prompt]:

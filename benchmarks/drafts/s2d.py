@@ -19,7 +19,7 @@ from forerun.api import Model
 from forerun.core.modelled_speedup import best_gamma
 from forerun.drafters._sub_model import rated_exits, sub_runners
 from forerun.models.draft_link import load_draft
-from forerun.training.data import Batches, Documents, joined
+from forerun.training.data import Batches, joined
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.measure import frozen
 from forerun.training.drafts.sorted import cut
@@ -121,14 +121,9 @@ def measured(bench: Bench, sizes: Sizes, folder: Path, exits: tuple[int, ...]) -
 
 def acceptance(bench: Bench, draft: Any, teacher: Any) -> float:
     """Acceptance at all positions of held-out text."""
-    documents = held_out(bench)
+    documents = bench.held_out
     only = np.linspace(0, len(documents) - 1, min(PIECES, len(documents))).astype(int)
     return held_out_acceptance(draft, teacher, documents, np.unique(only))["all"]
-
-
-def held_out(bench: Bench) -> Documents:
-    """The held-out pieces of prose and code."""
-    return joined([bench.held_out(domain) for domain in CORPORA])
 
 
 def target(bench: Bench, sizes: Sizes, name: str) -> tuple[Model, Any]:

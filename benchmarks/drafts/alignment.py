@@ -1,5 +1,6 @@
-"""Direct Alignment: FKL, TVD and TVD++ from one pre-trained draft, each at its own learning rate.
+"""Direct Alignment: FKL, TVD and TVD++ from one draft, each at its own learning rate.
 
+The draft was pre-trained on prose; the answers of the target are of prose, code and questions.
 The rate of a loss is the one with the highest acceptance on the answers for choices with the first
 seed. Figures are of the answers for tests.
 """
@@ -41,7 +42,8 @@ def run(bench: Bench) -> None:
     """Every loss with every rate on one seed, then its best rate on the others."""
     sizes = QUICK if bench.quick else FULL
     store = bench.store("alignment", sizes)
-    before = store.row("before", lambda: figures(bench, bench.draft(), 0))
+    before = store.row("before", lambda: figures(bench, bench.prose_draft(), 0))
+    longer = store.row("workbench", lambda: figures(bench, bench.draft(), 0))
     found, rates = dict[str, list[Row]](), dict[str, float]()
     for loss in LOSSES:
 
@@ -51,12 +53,12 @@ def run(bench: Bench) -> None:
 
         rates[loss] = max(sizes.rates, key=lambda rate: one(rate, 0)["chosen"])  # noqa: B023
         found[loss] = [one(rates[loss], seed) for seed in range(sizes.seeds)]
-    bench.write("alignment", loss_table(before, found, rates), goals(before, found))
+    bench.write("alignment", loss_table(before, longer, found, rates), goals(before, found))
 
 
 def aligned(bench: Bench, sizes: Sizes, loss: str, rate: float, seed: int) -> Row:
-    """The draft of the workbench after alignment: acceptance at choices, and figures of tests."""
-    model, key = bench.draft(), f"alignment-{loss}-{rate}-{seed}"
+    """The pre-trained draft after alignment: acceptance at choices, and figures of tests."""
+    model, key = bench.prose_draft(), f"alignment-{loss}-{rate}-{seed}"
     trainer = bench.trainer(key, model, 2 * sizes.steps, seed, rate=rate)  # a half is alignment
     phase = Phase("align", 0.5, trainer.material.alignment("target", model), loss)
     chosen = bench.distilled(key, model, phase, trainer)
@@ -69,10 +71,13 @@ def figures(bench: Bench, model: Any, seed: int) -> Row:
     return {"acceptance": bench.acceptance(model), "tau": tau}
 
 
-def loss_table(before: Row, found: dict[str, list[Row]], rates: dict[str, float]) -> str:
+def loss_table(
+    before: Row, longer: Row, found: dict[str, list[Row]], rates: dict[str, float]
+) -> str:
     """Acceptance and tau by loss."""
-    lines = [["before", "", *cells([before])]]
+    lines = [["pre-trained on prose", "", *cells([before])]]
     lines += [[LOSSES[loss], f"{rates[loss]:g}", *cells(rows)] for loss, rows in found.items()]
+    lines.append(["draft of the workbench, for comparison", "", *cells([longer])])
     num = len(next(iter(found.values())))
     head = ["loss", "rate", "acceptance", "greedy", *(f"tau, drafts of {g}" for g in DRAFTS)]
     return (
@@ -95,7 +100,7 @@ def goals(before: Row, found: dict[str, list[Row]]) -> str:
 
     first = before["acceptance"]["all"]
     lines = [
-        goal(f"{text} over before by {GAIN}", [a - first for a in alphas(loss)], GAIN)
+        goal(f"{text} over pre-training by {GAIN}", [a - first for a in alphas(loss)], GAIN)
         for loss, text in LOSSES.items()
     ]
     for one, other in (("tvd++", "tvd"), ("tvd++position", "tvd"), ("tvd++", "fkl")):

@@ -29,11 +29,11 @@ from forerun.bench.metrics import STUDENT
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
-from forerun.training.data import Documents
+from forerun.training.data import Documents, joined
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.data import GRID, DraftData, Prompt
 from forerun.training.drafts.measure import frozen
-from forerun.training.drafts.phases import Budget, Phase, Trainer
+from forerun.training.drafts.phases import TWO, Budget, Phase, Trainer
 from forerun.training.export import save
 from forerun.training.language_model import build_model
 from forerun.training.progress import silent
@@ -46,6 +46,7 @@ HELD_OUT = 0.05  # as in `forerun train workbench`
 PROMPT, ANSWER = 48, 48  # tokens
 NUM_PROMPTS, QUICK_PROMPTS = 480, 60
 TEST, TUNE = 0, 5  # of ten prompts
+PRETRAIN, QUICK_PRETRAIN = 250, 3  # steps of 4096 tokens
 MICRO = 512  # tokens per micro-batch; a step has two
 SHOWN, NOT_SHOWN = "direction of the sheet shown", "mechanism verified, effect not shown"
 
@@ -94,8 +95,8 @@ class Bench:
         return found
 
     def draft(self) -> Any:
-        """The draft of the workbench as a module to train."""
-        return frozen(str(self.folder("draft"))).train().requires_grad_(True)
+        """The draft of the workbench."""
+        return frozen(str(self.folder("draft")))
 
     def new_draft(self, seed: int, size: Any = None) -> Any:
         """A draft with random weights, of the workbench's shape by default."""
@@ -123,11 +124,11 @@ class Bench:
             path.write_text("\n".join(self.texts(domain).trained()), encoding="utf-8")
         return path
 
-    def held_out(self, domain: str, length: int = 256) -> Documents:
-        """The held-out pieces of a domain."""
-        found = self.texts(domain, length).pieces(self.target.tokenizer.inner)[1]
-        pieces = [d.document(i) for d in found.values() for i in range(len(d))]
-        return Documents.of((ids.tolist(), 0) for ids in pieces if len(ids) > 1)
+    @cached_property
+    def held_out(self) -> Documents:
+        """The held-out pieces of the corpora, of up to 256 tokens."""
+        cut = [self.texts(name, 256).pieces(self.target.tokenizer.inner)[1] for name in CORPORA]
+        return joined([documents for each in cut for documents in each.values() if len(documents)])
 
     @cached_property
     def prompts(self) -> list[Prompt]:
@@ -202,6 +203,23 @@ class Bench:
         trainer.best.restore(model)
         shutil.rmtree(self.out / "state" / key)
         return trainer.acceptance()
+
+    def pretrained(self, name: str, text: Path) -> Path:
+        """The folder of a draft that was pre-trained on one text only; made if it is missing."""
+        out = self.out / "pretrained" / name
+        if not (out / "config.json").exists():
+            model, key, share = self.new_draft(0), f"pretrained-{name}", TWO[0]
+            steps = QUICK_PRETRAIN if self.quick else PRETRAIN
+            trainer = self.trainer(key, model, round(steps / share), 0, micro=2048)
+            phase = Phase("pretrain", share, trainer.material.text(text), "ce")
+            self.distilled(key, model, phase, trainer)
+            save(model, out, tokenizer=self.target.tokenizer.inner)
+        return out
+
+    def prose_draft(self) -> Any:
+        """A draft that was pre-trained on prose only, as a module to train."""
+        folder = self.pretrained("prose", self.training_text("prose"))
+        return frozen(str(folder)).train().requires_grad_(True)
 
     def acceptance(self, draft: Any) -> dict[str, float]:
         """Acceptance on the answers for tests: all, of equal argmax (greedy), by domain."""

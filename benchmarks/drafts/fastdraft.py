@@ -138,7 +138,7 @@ def depth_table(bench: Bench, sizes: Sizes, store: Store) -> str:
             f"{seeds_of(sizes.seeds)}.",
             table(head, lines),
             goal("cost of the deepest less that of the flattest", longer)
-            + f"\n- Highest modelled speed-up: {lines[best][0]} layers.",
+            + f"\n- Highest modelled speed-up at depth {lines[best][0]}.",
         ]
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from scripts import Row
 
 import forerun
-from drafts.common import NOT_SHOWN, SHOWN, Bench, cell, seeds_of, table
+from drafts.common import NOT_SHOWN, SHOWN, Bench, cell, seeds_of, spread, table
 from forerun import registry
 from forerun.api import Model
 from forerun.assets import embedded
@@ -99,15 +99,15 @@ def measured(models: list[Model], sizes: Sizes, kind: str, eps: float, seed: int
 
 def trend(kind: str, sizes: Sizes, found: dict[tuple[str, float], list[Row]]) -> str:
     """Whether tau rises and right answers do not, from exact to the smallest eps."""
+    first, last = (found[kind, eps] for eps in (sizes.eps[0], sizes.eps[-1]))
 
-    def mean(name: str) -> list[float]:
-        return [float(np.mean([row[name] for row in found[kind, eps]])) for eps in sizes.eps]
+    def gaps(name: str) -> list[float]:
+        return [b[name] - a[name] for a, b in zip(first, last, strict=True)]
 
-    tau, right, likelihood = map(mean, COLUMNS)
-    rises = all(later > earlier for earlier, later in zip(tau, tau[1:], strict=False))
-    holds = rises and right[-1] <= right[0]
+    mean, half = spread(gaps("tau"))
+    holds = mean - half > 0 and np.mean(gaps("right")) <= 0
     return (
-        f"- {KINDS[kind]}, eps from {sizes.eps[0]:g} to {sizes.eps[-1]:g}: tau {tau[0]:.2f} to "
-        f"{tau[-1]:.2f}, right answers {right[0]:.2f} to {right[-1]:.2f}, log-likelihood "
-        f"{likelihood[0]:.2f} to {likelihood[-1]:.2f}; {SHOWN if holds else NOT_SHOWN}."
+        f"- {KINDS[kind]}, eps {sizes.eps[-1]:g} less exact: tau {cell(gaps('tau'))}, right "
+        f"answers {cell(gaps('right'))}, log-likelihood {cell(gaps('likelihood'))}; "
+        f"{SHOWN if holds else NOT_SHOWN}."
     )

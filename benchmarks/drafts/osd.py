@@ -17,8 +17,6 @@ import numpy as np
 from scripts import Row, Store
 
 from drafts.common import ANSWER, PROMPT, Bench, cell, goal, questions, seeds_of, table
-from forerun.training.drafts.phases import TWO, Phase
-from forerun.training.export import save
 from forerun.training.recipes.online import RESULTS, OnlineDraft
 from forerun.training.texts import Texts
 
@@ -32,15 +30,14 @@ GAIN = 0.1  # of acceptance within a block, the sheet's gate
 
 @dataclass(frozen=True)
 class Sizes:
-    """requests: of each domain. steps: of pre-training."""
+    """requests: of each domain. intervals: requests per update."""
 
     seeds: int
     requests: int
-    steps: int
     intervals: tuple[int, ...]
 
 
-FULL, QUICK = Sizes(3, 80, 300, (2, 8)), Sizes(1, 4, 3, (2,))
+FULL, QUICK = Sizes(3, 80, (2, 8)), Sizes(1, 4, (2,))
 
 
 def run(bench: Bench) -> None:
@@ -69,7 +66,7 @@ def replay(bench: Bench, store: Store, sizes: Sizes, order: str, interval: int, 
         OnlineDraft(
             replay=stream(bench, sizes, order, seed),
             model=str(bench.folder("target")),
-            draft=str(pretrained(bench, sizes)),
+            draft=str(pretrained(bench)),
             interval=interval,
             rate=RATE,
             gamma=GAMMA,
@@ -83,19 +80,12 @@ def replay(bench: Bench, store: Store, sizes: Sizes, order: str, interval: int, 
     return store.row(f"{order}, every {interval}, seed {seed}", make)
 
 
-def pretrained(bench: Bench, sizes: Sizes) -> Path:
+def pretrained(bench: Bench) -> Path:
     """The folder of a draft that has learned the fifth domain only."""
-    out = bench.out / "osd-draft"
-    if not (out / "config.json").exists():
-        path = bench.out / "texts" / f"{FIFTH}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(parts(bench, FIFTH)), encoding="utf-8")
-        model = bench.new_draft(0)
-        trainer = bench.trainer("osd-draft", model, round(sizes.steps / TWO[0]), 0, micro=2048)
-        phase = Phase("pretrain", TWO[0], trainer.material.text(path), "ce")
-        bench.distilled("osd-draft", model, phase, trainer)
-        save(model, out, tokenizer=bench.target.tokenizer.inner)
-    return out
+    path = bench.out / "texts" / f"{FIFTH}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(parts(bench, FIFTH)), encoding="utf-8")
+    return bench.pretrained(FIFTH, path)
 
 
 def parts(bench: Bench, name: str) -> Iterator[str]:

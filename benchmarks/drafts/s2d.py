@@ -19,8 +19,9 @@ from forerun.api import Model
 from forerun.core.modelled_speedup import best_gamma
 from forerun.drafters._sub_model import rated_exits, sub_runners
 from forerun.models.draft_link import load_draft
-from forerun.training.data import Batches, Documents, joined
+from forerun.training.data import Batches
 from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.drafts.data import MAX_TEXT_TOKENS, running_text
 from forerun.training.drafts.measure import frozen
 from forerun.training.drafts.sorted import cut
 from forerun.training.export import save
@@ -35,14 +36,15 @@ PIECES = 96  # held-out pieces of text
 
 @dataclass(frozen=True)
 class Sizes:
-    """target_steps: of the further targets. steps: of the sorted draft."""
+    """target_steps: of the further targets. steps: of the sorted draft. characters: of a text."""
 
     seeds: int
     target_steps: int
     steps: int
+    characters: int
 
 
-FULL, QUICK = Sizes(3, 300, 600), Sizes(1, 2, 6)
+FULL, QUICK = Sizes(3, 300, 600, 10_000_000), Sizes(1, 2, 6, 100_000)
 
 
 def run(bench: Bench) -> None:
@@ -77,18 +79,29 @@ def made(bench: Bench, store: Store, sizes: Sizes, kind: str, seed: int) -> Row:
         found = Row()
         for exits in groups:
             steps = sizes.steps // len(groups)
-            found |= measured(bench, sizes, trained(bench, kind, exits, steps, seed), exits)
+            found |= measured(bench, sizes, trained(bench, sizes, kind, exits, steps, seed))
         return found
 
     return store.row(f"{kind}, seed {seed}", make)
 
 
-def trained(bench: Bench, kind: str, exits: tuple[int, ...], steps: int, seed: int) -> Path:
+def corpus(bench: Bench, sizes: Sizes) -> Path:
+    """A folder with prose and code."""
+    folder = bench.out / "s2d" / "texts"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in map(bench.training_text, CORPORA):
+        text = path.read_text("utf-8")[: sizes.characters]
+        (folder / path.name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def trained(
+    bench: Bench, sizes: Sizes, kind: str, exits: tuple[int, ...], steps: int, seed: int
+) -> Path:
     """The folder of a draft with these exits."""
     out = bench.out / "s2d" / f"{kind}-{exits[-1]}-{seed}"
-    texts = {domain: bench.training_text(domain) for domain in CORPORA}
     recipe = Sorted(
-        corpus=texts["prose"].parent / "both",
+        corpus=corpus(bench, sizes),
         model=str(bench.folder("target")),
         exits=exits,
         hidden=HIDDEN,
@@ -97,14 +110,11 @@ def trained(bench: Bench, kind: str, exits: tuple[int, ...], steps: int, seed: i
         minutes=None,
         seed=seed,
     )
-    recipe.corpus.mkdir(exist_ok=True)
-    for path in texts.values():
-        (recipe.corpus / path.name).write_bytes(path.read_bytes())
     recipe.train(out, resume=(out / "plan.json").exists())
     return out
 
 
-def measured(bench: Bench, sizes: Sizes, folder: Path, exits: tuple[int, ...]) -> Row:
+def measured(bench: Bench, sizes: Sizes, folder: Path) -> Row:
     """Acceptance, c and modelled speed-up of each depth, for each target."""
     draft = load_draft(str(folder), "auto", "auto", 1, bench.target.tokenizer)
     assert draft.exits is not None
@@ -121,14 +131,9 @@ def measured(bench: Bench, sizes: Sizes, folder: Path, exits: tuple[int, ...]) -
 
 def acceptance(bench: Bench, draft: Any, teacher: Any) -> float:
     """Acceptance at all positions of held-out text."""
-    documents = held_out(bench)
+    documents = bench.held_out
     only = np.linspace(0, len(documents) - 1, min(PIECES, len(documents))).astype(int)
     return held_out_acceptance(draft, teacher, documents, np.unique(only))["all"]
-
-
-def held_out(bench: Bench) -> Documents:
-    """The held-out pieces of prose and code."""
-    return joined([bench.held_out(domain) for domain in CORPORA])
 
 
 def target(bench: Bench, sizes: Sizes, name: str) -> tuple[Model, Any]:
@@ -138,8 +143,8 @@ def target(bench: Bench, sizes: Sizes, name: str) -> tuple[Model, Any]:
     folder, tokenizer = bench.out / "s2d" / name, bench.target.tokenizer.inner
     if not (folder / "config.json").exists():
         model = build_model(TARGETS[name], tokenizer, 0)
-        pieces = [bench.texts(domain, 256).pieces(tokenizer)[0] for domain in CORPORA]
-        batches = Batches(joined(pieces), budget=2048, prompt_weight=1.0)
+        rows = running_text(bench.target.tokenizer, corpus(bench, sizes), 256, MAX_TEXT_TOKENS)
+        batches = Batches(rows, budget=2048, prompt_weight=1.0)
         folder.mkdir(parents=True, exist_ok=True)
         options = LoopOptions(max_steps=sizes.target_steps)
         loop_of(model, batches, options, "cpu", folder / "checkpoint.pt").run()

@@ -10,9 +10,9 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 import pytest
+from made_drafts import CHAIN, DRAFTERS, TREE, Draft, made, stand
 from test_grammar_laws import TOKENIZER, bound
 
-from drafts import CHAIN, DRAFTERS, TREE, Draft, made, stand
 from fakes import FakeTarget, exact_law, run_all, sequence
 from forerun import registry
 from forerun.constraints._after import After

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_drafts import Says, drafted, grown, made, stand
 from test_lossless import REQUESTS
 
-from drafts import Says, drafted, grown, made, stand
 from fakes import VOCAB, sequence
 from forerun import registry
 from forerun.core.dice import SeededDice

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from made_drafts import CHAIN, SHAPED, TREE, grown, made
 
-from drafts import CHAIN, SHAPED, TREE, grown, made
 from fakes import VOCAB, exact_law
 from forerun.constraints._penalties import Adjust
 from forerun.constraints.corpus import Corpus

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from made_drafts import DRAFTERS, TREE, Says, composed, grown, made, stand
 from three_tokens import END, TOKENS, three_tokens, word_tokens
 
-from drafts import DRAFTERS, TREE, Says, composed, grown, made, stand
 from fakes import exact_law, sequence
 from forerun.constraints._after import After
 from forerun.constraints._all_of import AllOf

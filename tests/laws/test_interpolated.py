@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from made_drafts import SHAPED, made
 
-from drafts import SHAPED, made
 from fakes import VOCAB, NoRepeats
 from forerun.constraints._penalties import Adjust
 from forerun.constraints.infini import InfiniMix

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from made_drafts import DRAFTERS, Says
 
-from drafts import DRAFTERS, Says
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
 from forerun.constraints._penalties import Adjust

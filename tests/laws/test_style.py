@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from made_drafts import SHAPED
 
-from drafts import SHAPED
 from fakes import VOCAB, NoRepeats
 from forerun.constraints._penalties import Adjust
 from forerun.constraints.ngram_style import NgramStyle

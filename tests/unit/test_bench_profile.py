@@ -117,7 +117,7 @@ def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) 
     found = profile(model, PROMPT, sampling, Parts(drafter), rounds=2)
     assert [dict(vars(cls)) for cls in classes] == before
     assert not {"forward", "commit"} & vars(model.target).keys()
-    assert not any("propose" in vars(drafter) for drafter in model._drafters.values())
+    assert "propose" not in vars(model.drafter(drafter))
     lines = {line.name: line for line in found.lines}
     assert COUNTING not in lines
     for name in ("draft", "verify", "commit", "logits copy and shaping", PYTHON, REST):

@@ -89,7 +89,7 @@ def test_a_shared_draft_counts_once_and_goes_with_its_last_drafter(tiny: Path) -
     assert found == sizes[:1], "both hold one"
     assert copy.deepcopy(sizes) == pickle.loads(pickle.dumps(sizes)) == sizes, "records are copied"
     runner = weakref.ref(drafts(model.drafter(specs[0]))[0].runner)
-    model._drafters.clear()
+    del model
     gc.collect()
     assert runner() is None
 

@@ -96,6 +96,7 @@ LATE = {
     "cascade": "cascade:parts=suffix+stand",
     "draft_model": f"draft_model:model={DRAFT}",
     "fuse": "fuse:parts=suffix+stand",
+    "online": f"online:model={DRAFT}",
     "prompt_lookup": "prompt_lookup",
     "rasd": "rasd:drafter=stand,retrievers=prompt_lookup",
     "router": "router",

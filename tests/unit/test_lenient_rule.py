@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_drafts import CHAIN, DRAFTERS, TREE, grown
 
-from drafts import CHAIN, DRAFTERS, TREE, grown
 from fakes import FakeTarget, NoRepeats, exact_law, run_all, sequence
 from forerun import registry
 from forerun.constraints._penalties import Adjust

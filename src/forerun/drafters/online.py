@@ -118,6 +118,7 @@ class Online(Shared, Priced):
         self._make = make
         self.first = make()  # the initial weights, version 0 of all classes
         self.labels = self.first.drafter.labels
+        self.can_observe_late = self.first.drafter.can_observe_late
         self._copies: dict[str, list[ModelCopy]] = {}
         self._current: dict[str, ModelCopy] = {}
         self._lock = threading.Lock()  # between the start of requests and `publish`

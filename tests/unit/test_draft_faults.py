@@ -25,7 +25,6 @@ from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.runner.kv_cache import Cache
 from forerun.training.checkpoints import load_checkpoint
 from forerun.training.recipes.draft import Draft
-from forerun.training.recipes.online import OnlineDraft
 from forerun.training.records import read_records
 
 WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
@@ -205,12 +204,3 @@ def test_a_vocabulary_with_padding(target: Path, prompts: Path, tmp_path: Path) 
     drafted = served.generate(["the cat"], sampling, drafter=f"draft_model:model={out}")[0]
     assert drafted.samples[0].tokens == plain.samples[0].tokens
     assert drafted.stats.drafted > 0
-
-
-def test_a_replay_with_a_draft_of_another_tokenizer_is_refused(
-    target: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "traffic.jsonl").write_text('{"prompt": "the cat"}\n')
-    recipe = OnlineDraft(replay=tmp_path / "traffic.jsonl", model=str(target), draft="draft")
-    with pytest.raises(ConfigError, match=r"different vocabularies .* differ: \d+ .*'cross_vocab'"):
-        recipe.train(tmp_path / "out")

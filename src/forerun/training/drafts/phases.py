@@ -98,7 +98,7 @@ class Trainer:
     material: DraftData
     budget: Budget
     state: Path  # folder of checkpoints
-    device: torch.device
+    device: torch.device = torch.device("cpu")
 
     def __post_init__(self) -> None:
         self.best = Best(self.state)

@@ -33,11 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=str(Path(__file__).parents[1] / "runs" / "models"),
         help="real models, as NAME.gguf and as folder NAME; tests that need them skip without",
     )
-    parser.addoption(
-        "--workbench-dir",
-        default=str(Path(__file__).parents[1] / "runs" / "workbench"),
-        help="models that `forerun train workbench` made; tests that need them skip without",
-    )
 
 
 @pytest.fixture(scope="session")
@@ -46,15 +41,6 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     folder = Path(request.config.getoption("--data-dir"))
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}; give --data-dir")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def workbench_dir(request: pytest.FixtureRequest) -> Path:
-    """The folder of the workbench models, or a skip with the reason."""
-    folder = Path(request.config.getoption("--workbench-dir"))
-    if not (folder / "other" / "config.json").is_file():
-        pytest.skip(f"no workbench models at {folder}; give --workbench-dir")
     return folder
 
 

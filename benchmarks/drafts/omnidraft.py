@@ -1,7 +1,5 @@
 """OmniDraft on the workbench models: what a draft with another tokenizer has accepted, by arm.
 
-    python benchmarks/drafts/omnidraft.py --workbench runs/workbench --data TEXTS --out OUT
-
 The target continues the first words of held-out texts. A stream of such prompts comes first: arm
 `cache` collects n-grams along it, arm `distilled` learns from it too. Then all arms continue the
 same evaluation prompts, which the stream does not hold. Counts, no seconds.
@@ -18,17 +16,19 @@ over evaluation prompts and seeds.
 
 from __future__ import annotations
 
-import argparse
-import json
+import shutil
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scripts import Row
 from transformers import PreTrainedTokenizerFast
 
 import forerun
+from drafts.common import Bench, seeds_of, table
 from forerun.api import Model
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.cross_vocab import CrossVocab
@@ -50,6 +50,71 @@ METRICS = {
     "characters_per_pass": ("characters", "passes"),
 }
 BOOTSTRAP = 1000
+RATES = {0.0: 2e-4, 0.4: 1e-3}  # learning rate by noise of the first draft, in standard deviations
+INTERVAL = 2  # requests per update
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """stream, texts: prompts per seed."""
+
+    seeds: int
+    stream: int
+    texts: int
+
+
+FULL, QUICK = Sizes(3, 200, 40), Sizes(1, 4, 2)
+
+
+def run(bench: Bench) -> None:
+    """All arms, from the draft as it was trained and from one that fits badly."""
+    sizes = QUICK if bench.quick else FULL
+    store, lines = bench.store("omnidraft", sizes), []
+    for noise in RATES:
+        found = [
+            store.row(
+                f"noise {noise}, seed {seed}", lambda n=noise, s=seed: counts(bench, n, s, sizes)
+            )
+            for seed in range(sizes.seeds)
+        ]
+        first = f"noise {noise}" if noise else "as trained"
+        lines += [[first, *cells(summary(arm, joined(found, arm)))] for arm in ARMS]
+    caption = (
+        f"Draft with 1,024 tokens for a target with 4,096, temperature 1, drafts of {GAMMA}; "
+        f"{sizes.stream} requests of the stream, {sizes.texts} other texts, "
+        f"{seeds_of(sizes.seeds)}; brackets: 95 % intervals over texts."
+    )
+    head = ["first draft", "arm", "accepted of proposed", "tau", "characters per target pass"]
+    bench.write("omnidraft", caption, table(head, lines))
+
+
+def counts(bench: Bench, noise: float, seed: int, sizes: Sizes) -> Row:
+    """FIELDS of each evaluation text, by arm."""
+    folder = bench.out / "state" / f"omnidraft-{noise}-{seed}"
+    found = counts_of_seed(
+        bench.folder("other").parent,
+        bench.data / "corpora",
+        folder,
+        seed,
+        sizes.stream,
+        sizes.texts,
+        noise=noise,
+        rate=RATES[noise],
+        interval=INTERVAL,
+    )
+    shutil.rmtree(folder)
+    return {arm: rows.tolist() for arm, rows in found.items()}
+
+
+def joined(found: list[Row], arm: str) -> np.ndarray:
+    """FIELDS of the texts of all seeds."""
+    return np.concatenate([np.array(row[arm]) for row in found])
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table."""
+    ends = [(row[name], *row[f"{name}_interval"]) for name in METRICS]
+    return [row["arm"], *(f"{value:.3f} ({low:.3f} to {high:.3f})" for value, low, high in ends)]
 
 
 class WithoutNgrams(CrossVocab):
@@ -193,82 +258,11 @@ def counts_of_seed(
         tokenizer=PreTrainedTokenizerFast.from_pretrained(draft),
     )
     for name, rows in (("cache", before), ("distilled", after)):
-        parts = np.array_split(rows, 5)
+        parts = np.array_split(rows, min(5, len(rows)))
         shown = ", ".join(
-            f"{sum(r['overlap'] for r in p) / sum(r['tried'] for r in p):.3f}" for p in parts
+            f"{sum(r['overlap'] for r in p) / max(1, sum(r['tried'] for r in p)):.3f}"
+            for p in parts
         )
         print(f"seed {seed}, acceptance along the stream, {name}: {shown}", flush=True)
     arms = arms_of(model, draft, trained, cached, learned)
     return {arm: counted(model, drafter, texts, still) for arm, drafter in arms.items()}
-
-
-def run(
-    workbench: Path,
-    data: Path,
-    out: Path,
-    *,
-    seed: int = 0,
-    seeds: int = 1,
-    num_stream: int = 480,
-    num_texts: int = 80,
-    **options: Any,
-) -> list[dict[str, Any]]:
-    """Rows of all arms; also written to `out`.
-
-    options: temperature, domain, noise (see `disturbed`), and those of `OnlineOptions`.
-    """
-    options = {"interval": 2, "rate": 2e-4} | options
-    found = [
-        counts_of_seed(workbench, data, out, seed + i, num_stream, num_texts, **options)
-        for i in range(seeds)
-    ]
-    rows = [summary(arm, np.concatenate([counts[arm] for counts in found])) for arm in ARMS]
-    settings = {
-        "seed": seed,
-        "seeds": seeds,
-        "num_stream": num_stream,
-        "num_texts": num_texts,
-        **options,
-    }
-    lines = "".join(json.dumps({**row, **settings}) + "\n" for row in rows)
-    (out / "omnidraft.jsonl").write_text(lines)
-    return rows
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| arm | " + " | ".join(METRICS) + " |", "|---|" + "---:|" * len(METRICS)]
-    for row in rows:
-        ends = [(row[name], *row[f"{name}_interval"]) for name in METRICS]
-        cells = [f"{value:.3f} ({low:.3f} to {high:.3f})" for value, low, high in ends]
-        lines.append(f"| {row['arm']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workbench", type=Path, required=True, help="folder of the models")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--out", type=Path, required=True, help="folder for results")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--stream", type=int, default=480, help="prompts of the stream")
-    parser.add_argument("--texts", type=int, default=80, help="evaluation prompts per seed")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--interval", type=int, default=2, help="requests per update")
-    parser.add_argument("--rate", type=float, default=2e-4, help="learning rate")
-    parser.add_argument("--domain", help="name of a text file; default: all in turn")
-    parser.add_argument("--noise", type=float, default=0.0, help="of the first draft's matrices")
-    parser.add_argument("--ngram-weight", type=float, default=0.2, help="lambda")
-    a = parser.parse_args()
-    a.out.mkdir(parents=True, exist_ok=True)
-    how = {"temperature": a.temperature, "interval": a.interval, "rate": a.rate}
-    how |= {"ngram_weight": a.ngram_weight, "domain": a.domain, "noise": a.noise}
-    sizes = {"seed": a.seed, "seeds": a.seeds, "num_stream": a.stream, "num_texts": a.texts}
-    print(table(run(a.workbench, a.data, a.out, **sizes, **how)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """Training of draft models on the workbench models: acceptance, tau, seeds and intervals.
 
-    forerun train workbench --data CORPORA --out runs/workbench
-    python benchmarks/drafts/run.py --part all --workbench runs/workbench [--out FOLDER]
+    python benchmarks/drafts/run.py --part all --data-dir DATA [--out FOLDER]
     python benchmarks/drafts/run.py --part report --page docs/results/draft_training.md
 
 fastdraft    three stages by domain, alignment against as many steps on text, depth at equal size
@@ -35,12 +34,13 @@ from drafts.report import write_report  # noqa: E402
 
 PARTS = ("fastdraft", "alignment", "distillspec", "lenient", "osd", "s2d", "vocabtrim", "omnidraft")
 PAGE = Path("docs/results/draft_training.md")
+WORKBENCH = Path("tests/assets/workbench")
 
 
 def main() -> None:
     parser = scripts.parser(__doc__)
     parser.add_argument("--part", nargs="+", choices=[*PARTS, "all", "report"])
-    parser.add_argument("--workbench", type=Path, default=Path("runs/workbench"))
+    parser.add_argument("--workbench", type=Path, default=WORKBENCH, help="models")
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     parser.add_argument("--out", type=Path, default=Path("runs/drafts"))
     parser.add_argument("--page", type=Path, default=PAGE, help="of the report")

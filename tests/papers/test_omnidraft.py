@@ -8,7 +8,7 @@ pair. Laws: tests/laws/test_cross_vocab.py.
 
 Distillation: random llama checkpoints with these tokenizers; the draft learns along a stream, its
 KL to the target falls on the stream's texts and acceptance rises, while a frozen draft's does not.
-On the workbench models (slow, `--workbench-dir`): the arms of benchmarks/drafts/omnidraft.py.
+On the workbench models (slow): the arms of benchmarks/drafts/omnidraft.py.
 """
 
 from __future__ import annotations
@@ -384,29 +384,34 @@ def test_a_head_learns_which_target_tokens_are_accepted(
 # The workbench models
 
 
+WORKBENCH = Path(__file__).parents[1] / "assets" / "workbench"
+
+
 @pytest.fixture
-def run_arms(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "drafts"))
-    return importlib.import_module("omnidraft").run
+def run_arms(monkeypatch: pytest.MonkeyPatch, data_dir: Path, tmp_path: Path) -> Any:
+    """Figures of all arms by name, after a stream and on other texts."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    module = importlib.import_module("drafts.omnidraft")
+
+    def arms(stream: int, texts: int, **options: Any) -> dict[str, dict[str, Any]]:
+        given = WORKBENCH, data_dir / "corpora", tmp_path, 0, stream, texts
+        found = module.counts_of_seed(*given, **options)
+        return {arm: module.summary(arm, counts) for arm, counts in found.items()}
+
+    return arms
 
 
 @pytest.mark.slow
-def test_ngrams_give_more_characters_per_pass_than_the_siblings(
-    run_arms: Any, workbench_dir: Path, data_dir: Path, tmp_path: Path
-) -> None:
-    rows = run_arms(workbench_dir, data_dir / "corpora", tmp_path, num_stream=60, num_texts=16)
-    characters = {row["arm"]: row["characters_per_pass"] for row in rows}
+def test_ngrams_give_more_characters_per_pass_than_the_siblings(run_arms: Any) -> None:
+    found = run_arms(60, 16, rate=2e-4, interval=2)
+    characters = {arm: row["characters_per_pass"] for arm, row in found.items()}
     assert characters["cache"] > max(characters[arm] for arm in ("direct", "tli", "slem"))
 
 
 @pytest.mark.slow
-def test_distillation_repairs_a_draft_that_fits_badly(
-    run_arms: Any, workbench_dir: Path, data_dir: Path, tmp_path: Path
-) -> None:
+def test_distillation_repairs_a_draft_that_fits_badly(run_arms: Any) -> None:
     """The first draft has noise on its weights; one pass over a stream of 200 requests."""
-    how = {"num_stream": 200, "num_texts": 24, "noise": 0.4, "rate": 1e-3}
-    rows = run_arms(workbench_dir, data_dir / "corpora", tmp_path, **how)
-    found = {row["arm"]: row for row in rows}
+    found = run_arms(200, 24, noise=0.4, rate=1e-3, interval=2)
     for name in ("acceptance", "tau", "characters_per_pass"):
         others = [row[name] for arm, row in found.items() if arm != "distilled"]
         assert found["distilled"][name] > 1.15 * max(others), name

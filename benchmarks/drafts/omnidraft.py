@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,6 +41,9 @@ from forerun.training.replay import Labels, Replay, ReplaySettings, Request
 from forerun.training.texts import Texts
 from forerun.training.translated import objective_for
 
+if TYPE_CHECKING:
+    from drafts.common import Bench
+
 ARMS = "direct", "cache", "distilled", "tli", "slem"
 PIECE, PROMPT = 256, 32  # tokens
 HELD_OUT = 0.05  # as in the workbench
@@ -50,6 +55,19 @@ METRICS = {
     "characters_per_pass": ("characters", "passes"),
 }
 BOOTSTRAP = 1000
+OPTIONS: dict[str, Any] = {"interval": 2, "rate": 2e-4}  # of the learner
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """stream: prompts to learn from. texts: evaluation prompts per seed."""
+
+    seeds: int
+    stream: int
+    texts: int
+
+
+FULL, QUICK = Sizes(3, 200, 40), Sizes(1, 6, 3)
 
 
 class WithoutNgrams(CrossVocab):
@@ -195,14 +213,46 @@ def counts_of_seed(
     for name, rows in (("cache", before), ("distilled", after)):
         parts = np.array_split(rows, 5)
         shown = ", ".join(
-            f"{sum(r['overlap'] for r in p) / sum(r['tried'] for r in p):.3f}" for p in parts
+            f"{sum(r['overlap'] for r in p) / max(1, sum(r['tried'] for r in p)):.3f}"
+            for p in parts
         )
-        print(f"seed {seed}, acceptance along the stream, {name}: {shown}", flush=True)
+        print(f"seed {seed}, acceptance along the stream, {name}: {shown}", file=sys.stderr)
     arms = arms_of(model, draft, trained, cached, learned)
     return {arm: counted(model, drafter, texts, still) for arm, drafter in arms.items()}
 
 
-def run(
+def run(bench: Bench) -> None:
+    """The part of `run.py`: all arms with each seed."""
+    from drafts.common import goal, seeds_of
+
+    sizes = QUICK if bench.quick else FULL
+    store = bench.store("omnidraft", sizes, ("target", "other"))
+    data, out = bench.data / "corpora", bench.out / "state" / "omnidraft"
+
+    def counts(seed: int) -> dict[str, Any]:
+        how = (seed, sizes.stream, sizes.texts)
+        found = counts_of_seed(bench.workbench, data, out, *how, **OPTIONS)
+        return {arm: each.tolist() for arm, each in found.items()}
+
+    seeds = [store.row(f"seed {n}", lambda n=n: counts(n)) for n in range(sizes.seeds)]
+    rows = [summary(arm, np.concatenate([one[arm] for one in seeds])) for arm in ARMS]
+    caption = (
+        f"Other texts after a stream of {sizes.stream} requests, temperature 1, drafts of {GAMMA}; "
+        f"{sizes.texts} texts per seed, {seeds_of(sizes.seeds).split(',')[0]}, 95 % bootstrap over "
+        "texts."
+    )
+    each = {
+        arm: [summary(arm, np.array(one[arm]))["characters_per_pass"] for one in seeds]
+        for arm in ARMS
+    }
+    lines = [
+        goal(f"characters per pass, {one} less {other}", np.subtract(each[one], each[other]))
+        for one, other in (("cache", "direct"), ("cache", "tli"), ("distilled", "cache"))
+    ]
+    bench.write("omnidraft", caption, table(rows), "\n".join(lines))
+
+
+def measured(
     workbench: Path,
     data: Path,
     out: Path,
@@ -217,7 +267,7 @@ def run(
 
     options: temperature, domain, noise (see `disturbed`), and those of `OnlineOptions`.
     """
-    options = {"interval": 2, "rate": 2e-4} | options
+    options = OPTIONS | options
     found = [
         counts_of_seed(workbench, data, out, seed + i, num_stream, num_texts, **options)
         for i in range(seeds)
@@ -237,7 +287,8 @@ def run(
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| arm | " + " | ".join(METRICS) + " |", "|---|" + "---:|" * len(METRICS)]
+    heads = [name.replace("_", " ") for name in METRICS]
+    lines = ["| arm | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(METRICS)]
     for row in rows:
         ends = [(row[name], *row[f"{name}_interval"]) for name in METRICS]
         cells = [f"{value:.3f} ({low:.3f} to {high:.3f})" for value, low, high in ends]
@@ -267,7 +318,7 @@ def main() -> None:
     how = {"temperature": a.temperature, "interval": a.interval, "rate": a.rate}
     how |= {"ngram_weight": a.ngram_weight, "domain": a.domain, "noise": a.noise}
     sizes = {"seed": a.seed, "seeds": a.seeds, "num_stream": a.stream, "num_texts": a.texts}
-    print(table(run(a.workbench, a.data, a.out, **sizes, **how)))
+    print(table(measured(a.workbench, a.data, a.out, **sizes, **how)))
 
 
 if __name__ == "__main__":

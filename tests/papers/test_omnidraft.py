@@ -387,7 +387,7 @@ def test_a_head_learns_which_target_tokens_are_accepted(
 @pytest.fixture
 def run_arms(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "drafts"))
-    return importlib.import_module("omnidraft").run
+    return importlib.import_module("omnidraft").measured
 
 
 @pytest.mark.slow

@@ -80,7 +80,8 @@ class Learning:
             options,
             self._class_of,
             self._note,
-            objective_for(drafter, options),
+            # of the current drafter: the one of an engine that failed is not kept alive
+            objective_for(drafter, options, lambda: self.drafter.translation),
         )
         self.time = TimeShare(share, monotonic())
         self.is_on, self.error = True, ""

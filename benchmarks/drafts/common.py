@@ -60,9 +60,9 @@ class Bench:
     workbench: Path
     quick: bool = False
 
-    def store(self, part: str, sizes: Any) -> Store:
-        """The rows of a part; with other sizes or models earlier rows are dropped."""
-        models = [self.folder(name) / "model.safetensors" for name in ("target", "draft")]
+    def store(self, part: str, sizes: Any, names: Sequence[str] = ("target", "draft")) -> Store:
+        """The rows of a part; with other sizes or models (`names`) earlier rows are dropped."""
+        models = [self.folder(name) / "model.safetensors" for name in names]
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in models)).hexdigest()
         options = {"sizes": asdict(sizes), "workbench": digest[:16]}
         return Store(self.out / f"{part}.json", json.loads(json.dumps(options)))

@@ -17,6 +17,7 @@ over evaluation prompts and seeds.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from scripts import Row
 from transformers import PreTrainedTokenizerFast
 
 import forerun
-from drafts.common import Bench, seeds_of, table
+from drafts.common import Bench, goal, seeds_of, table
 from forerun.api import Model
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.cross_vocab import CrossVocab
@@ -69,7 +70,7 @@ FULL, QUICK = Sizes(3, 200, 40), Sizes(1, 4, 2)
 def run(bench: Bench) -> None:
     """All arms, from the draft as it was trained and from one that fits badly."""
     sizes = QUICK if bench.quick else FULL
-    store, lines = bench.store("omnidraft", sizes), []
+    store, lines, goals = bench.store("omnidraft", sizes, ("target", "other")), [], []
     for noise in RATES:
         found = [
             store.row(
@@ -79,13 +80,28 @@ def run(bench: Bench) -> None:
         ]
         first = f"noise {noise}" if noise else "as trained"
         lines += [[first, *cells(summary(arm, joined(found, arm)))] for arm in ARMS]
+        goals += goals_of(first, found)
     caption = (
         f"Draft with 1,024 tokens for a target with 4,096, temperature 1, drafts of {GAMMA}; "
         f"{sizes.stream} requests of the stream, {sizes.texts} other texts, "
         f"{seeds_of(sizes.seeds)}; brackets: 95 % intervals over texts."
     )
     head = ["first draft", "arm", "accepted of proposed", "tau", "characters per target pass"]
-    bench.write("omnidraft", caption, table(head, lines))
+    bench.write("omnidraft", caption, table(head, lines), "\n".join(goals))
+
+
+def goals_of(first: str, found: list[Row]) -> list[str]:
+    """N-grams beat direct mapping and TLI, and distillation beats n-grams alone."""
+    each = {
+        arm: [summary(arm, np.array(row[arm]))["characters_per_pass"] for row in found]
+        for arm in ARMS
+    }
+    return [
+        goal(
+            f"{first}, characters per pass, {one} less {other}", np.subtract(each[one], each[other])
+        )
+        for one, other in (("cache", "direct"), ("cache", "tli"), ("distilled", "cache"))
+    ]
 
 
 def counts(bench: Bench, noise: float, seed: int, sizes: Sizes) -> Row:
@@ -263,6 +279,6 @@ def counts_of_seed(
             f"{sum(r['overlap'] for r in p) / max(1, sum(r['tried'] for r in p)):.3f}"
             for p in parts
         )
-        print(f"seed {seed}, acceptance along the stream, {name}: {shown}", flush=True)
+        print(f"seed {seed}, acceptance along the stream, {name}: {shown}", file=sys.stderr)
     arms = arms_of(model, draft, trained, cached, learned)
     return {arm: counted(model, drafter, texts, still) for arm, drafter in arms.items()}

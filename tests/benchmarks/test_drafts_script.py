@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from forerun.errors import ConfigError, DataError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "draft_training.md"
-PARTS = ("fastdraft", "alignment", "distillspec", "lenient", "osd", "s2d", "vocabtrim")
+PARTS = ("fastdraft", "alignment", "distillspec", "lenient", "osd", "s2d", "vocabtrim", "omnidraft")
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_the_report_replaces_the_places_of_parts_with_results(tmp_path: Path, mo
     page.write_text(PAGE.read_text("utf-8"))
     (out / "osd.md").write_text("| a \\1 | b |\n")
     for _ in range(2):  # the second time it replaces the first
-        report.write_report(page, out, [*PARTS, "omnidraft"])
+        report.write_report(page, out, PARTS)
     before, after = PAGE.read_text("utf-8"), page.read_text("utf-8")
     place = re.compile("<!-- osd -->.*<!-- end of osd -->", re.DOTALL)
     assert place.search(after)[0] == "<!-- osd -->\n\n| a \\1 | b |\n\n<!-- end of osd -->"
@@ -86,6 +87,12 @@ def test_a_page_without_places_is_refused(tmp_path: Path, module) -> None:
     (tmp_path / "page.md").write_text("no place")
     with pytest.raises(DataError, match="has no place for osd"):
         module("report").write_report(tmp_path / "page.md", tmp_path, ["osd"])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_takes_the_bench_alone(part: str, module) -> None:
+    (bench,) = inspect.signature(module(part).run).parameters
+    assert bench == "bench"
 
 
 def test_a_missing_workbench_is_named(tmp_path: Path, module) -> None:

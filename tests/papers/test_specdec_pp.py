@@ -206,7 +206,7 @@ class Bigrams:
 
 
 def trained(target: Bigrams, draft: Bigrams, **options: Any) -> recipe.AcceptanceHead:
-    found = recipe.AcceptanceHead(layers=0, temperature=TEMPERATURE, **options)
+    found = recipe.AcceptanceHead(layers=0, **{"temperature": TEMPERATURE} | options)
     found.models, found.head = [target, draft], recipe.HeadModule(VOCAB, 0, False)
     return found
 
@@ -244,6 +244,18 @@ def test_labels_are_acceptance_probabilities_of_drawn_tokens() -> None:
         seen = z[:, 1:][is_text[:, 1:]][kept & (before == token)]
         counts = torch.bincount(seen, minlength=VOCAB) / (before == token).sum()
         assert (counts - chance).abs().max() < 0.04
+
+
+def test_labels_of_a_greedy_target_are_its_choices() -> None:
+    torch.manual_seed(0)
+    target, draft = (Bigrams(np.random.default_rng(i).normal(size=(VOCAB, VOCAB))) for i in (1, 2))
+    micro = texts(40)
+    hidden, labels, keep = trained(target, draft, mix=0, temperature=0).examples(micro)
+    last, drawn = micro.tokens[:, :-1][keep[:, 1:]], hidden.argmax(-1)[:, 1:][keep[:, 1:]]
+    assert (drawn == draft.table.argmax(-1)[last]).all()
+    expected = (drawn == target.table.argmax(-1)[last]).float()
+    assert torch.equal(labels[:, 1:][keep[:, 1:]], expected)
+    assert 0 < expected.mean() < 1
 
 
 def test_the_fitted_head_weighs_rejections() -> None:

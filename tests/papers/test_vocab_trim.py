@@ -28,6 +28,7 @@ from forerun.compression.vocab_trim import (
     VocabTrim,
     best,
     mbsu,
+    split,
     top_tokens,
     write_trimmed,
 )
@@ -164,6 +165,15 @@ def test_frequent_and_special_tokens_are_kept() -> None:
     assert top_tokens(counts, 2, [0]).tolist() == [0, 1, 2]
     assert top_tokens(counts, 3, [0, 2]).tolist() == [0, 1, 2, 3]
     assert top_tokens(counts, 6, [0, 99]).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4, 9])
+def test_sizes_are_measured_on_other_prompts_than_counted(num: int) -> None:
+    prompts = [str(i) for i in range(num)]
+    fit, held_out = split(prompts)
+    assert fit and held_out
+    if num > 1:
+        assert sorted(fit + held_out) == prompts
 
 
 def test_speed_ups_of_the_sheet() -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from test_no_room import room
 from tiny import make_tiny, make_tokenizer
+from transformers import AutoModelForCausalLM
 
 import forerun
+from forerun.compression.vocab_trim import VocabTrim, write_trimmed
 from forerun.core.sampling import Sampling
+from forerun.drafters._sub_model import probs, rated_exits, sub_runners
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.models.draft_link import load_draft
+from forerun.models.load import load_target
+from forerun.models.sub_models import Exits, write_exits
 from forerun.training.plans import has_run
 from forerun.training.recipes.sorted import Sorted
 
@@ -114,3 +120,46 @@ def test_a_vocabulary_with_padding(target: Path, text: Path, tmp_path: Path) -> 
             found = served.generate(["the cat"], sampling, drafter=drafter)[0]
             assert found.samples[0].tokens == plain.samples[0].tokens
             assert found.stats.drafted > 0
+
+
+def test_depths_of_a_reduced_head_are_compared_by_token(tmp_path: Path) -> None:
+    """Columns of a reduced head are other tokens than those of the target."""
+    folder = make_tiny(tmp_path / "draft", seed=5)
+    write_exits(folder, Exits((1, 2), tuple(range(5, 60))))
+    kept = np.arange(40, 140)
+    write_trimmed(folder, tmp_path / "small", kept, 288)
+    target, whole = load_target(folder), load_draft(str(folder), "auto", "auto", 1, None)
+    small = load_draft(str(tmp_path / "small"), "auto", "auto", 1, None)
+    assert whole.exits == small.exits == Exits((1, 2), tuple(range(5, 60)))
+    p = probs(target, whole.exits.text)
+    for layers, part in sub_runners(small, small.exits).items():
+        q = probs(sub_runners(whole, whole.exits)[layers], whole.exits.text)[:, kept]
+        expected = np.minimum(p[:, kept], q / q.sum(1, keepdims=True)).sum(1).mean()
+        (found,) = rated_exits({layers: part}, whole.exits.text, target)
+        assert found.alpha == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_head_of_a_sorted_draft_is_reduced_by_measurement(
+    target: Path, text: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft"
+    recipe(target, text, max_steps=2).train(draft)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n' * 4)
+    how = {"calibrate": str(tmp_path / "prompts.jsonl"), "model": str(target), "tokens": 8}
+    lines = list(VocabTrim(**how).trim(draft, tmp_path / "small"))
+    assert "a head of" in lines[-1] and (tmp_path / "small" / "forerun-sorted.json").exists()
+
+
+def test_first_layers_of_a_model_with_kinds_of_layers(
+    target: Path, text: Path, tmp_path: Path
+) -> None:
+    """A config that lists the kind of every layer is cut with the layers."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder = shutil.copytree(target, tmp_path / "init")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=320, **sizes, **heads)).save_pretrained(folder)
+    recipe(folder, text, init=str(folder), max_steps=1).train(tmp_path / "out")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert len(found.model.layers) == len(found.config.layer_types) == 2

@@ -178,6 +178,8 @@ class Point:
 class ReducedHead:
     """A loaded draft model that gives the logits of some tokens only."""
 
+    exits = None  # a sorted draft is measured with all its layers
+
     def __init__(self, inner: ModelRunner, kept: np.ndarray) -> None:
         self.inner, self._kept = inner, kept
         self.head_map = VocabMap.subset(kept, inner.vocab_size)
@@ -214,10 +216,13 @@ def bytes_read(model: Any, rows: int | None = None) -> int:
 
 
 def split(prompts: list[str]) -> tuple[list[str], list[str]]:
-    """Prompts to count in, and every fourth one to measure on; a single one serves both."""
-    held_out = prompts[3::4] or prompts[-1:]
-    fit = [prompt for i, prompt in enumerate(prompts) if i % 4 != 3]
-    return fit, held_out
+    """Prompts to count in, and every fourth one to measure on, of fewer than four the last one.
+
+    A single one serves both.
+    """
+    if len(prompts) < 4:
+        return prompts[:-1] or prompts, prompts[-1:]
+    return [prompt for i, prompt in enumerate(prompts) if i % 4 != 3], prompts[3::4]
 
 
 def always_kept(target: Model) -> list[int]:

@@ -79,16 +79,25 @@ def fitting(runner: ModelRunner, exits: Exits, target: Target) -> ModelRunner:
 
 
 def probs(target: Target, text: Many[int]) -> np.ndarray:
-    """Distributions [n, V] after every token of a text, at temperature 1."""
+    """Distributions [n, V] after every token of a text, at temperature 1.
+
+    Tokens that a reduced head lacks have probability 0.
+    """
     seq = Sequence(list(text[:1]), 1, Sampling(), SeededDice(0), limit=1)
     target = with_own_cache(target)
     with target.lock:
         try:
             (rows,) = target.forward(ForwardBatch([seq], [chain(text[1:])]))
             found = rows.logits if isinstance(rows.logits, np.ndarray) else on_host(rows.logits)
-            return np.exp(np.stack([log_softmax(row) for row in found]))
         finally:
             target.release(seq)
+    narrow = np.exp(np.stack([log_softmax(row) for row in found]))
+    head = getattr(target, "head_map", None)
+    if head is None:
+        return narrow
+    wide = np.zeros((len(narrow), len(head.back)))
+    wide[:, head.forward] = narrow
+    return wide
 
 
 def overlap(p: np.ndarray, q: np.ndarray) -> float:

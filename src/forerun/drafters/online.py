@@ -108,7 +108,9 @@ class Online(Shared, Priced):
                 return model()
             if self.is_foreign:
                 return load_foreign_draft(model, dtype, device, max_seqs, target)
-            return load_draft(model, dtype, device, max_seqs, tokenizer, target)
+            found = load_draft(model, dtype, device, max_seqs, tokenizer, target)
+            found.exits = None  # what is trained is the whole model, so all its layers draft
+            return found
 
         def make() -> ModelCopy:
             how: dict[str, Any] = {"model": load(), "grower": grower, "tokenizer": tokenizer}
@@ -183,8 +185,8 @@ class Online(Shared, Priced):
     def finish(self, seq: Sequence) -> None:
         copy = seq.scratch.pop(self, None)
         if copy is not None:
-            copy.num_used -= 1
             copy.drafter.finish(seq)
+            copy.num_used -= 1  # last: from here on `publish` may write its weights
 
     def forget(self, group: Hashable) -> None:
         for copy in self._all():

@@ -30,7 +30,7 @@ IDLE_SECONDS = 0.2  # between two looks for work
 
 
 class TimeShare:
-    """Seconds that may be spent while requests run: `share` of the time that passes.
+    """Seconds that may be spent while requests run: `share` of the time that passes. Thread-safe.
 
     Nothing is saved up, so in any interval of t seconds at most share * t seconds and one slice are
     spent. All times are arguments.
@@ -38,17 +38,22 @@ class TimeShare:
 
     def __init__(self, share: float, now: float) -> None:
         self.share, self._debt, self._last = share, 0.0, now
+        self._lock = threading.Lock()
 
     def debt(self, now: float) -> float:
         """Seconds spent ahead of the share."""
-        if now > self._last:
-            self._debt = max(0.0, self._debt - self.share * (now - self._last))
-            self._last = now
-        return self._debt
+        return self._add(0.0, now)
 
     def spend(self, seconds: float, now: float) -> None:
         """Counts seconds of work."""
-        self._debt = self.debt(now) + seconds
+        self._add(seconds, now)
+
+    def _add(self, seconds: float, now: float) -> float:
+        with self._lock:
+            passed = max(0.0, now - self._last)
+            self._debt = max(0.0, self._debt - self.share * passed) + seconds
+            self._last += passed
+            return self._debt
 
     def wait(self, now: float) -> float:
         """Seconds until work may go on."""
@@ -75,7 +80,8 @@ class Learning:
             options,
             self._class_of,
             self._note,
-            objective_for(drafter, options),
+            # of the current drafter: the one of an engine that failed is not kept alive
+            objective_for(drafter, options, lambda: self.drafter.translation),
         )
         self.time = TimeShare(share, monotonic())
         self.is_on, self.error = True, ""

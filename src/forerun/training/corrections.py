@@ -76,6 +76,7 @@ class ErrorBuffer:
         self.max_tokens = max_tokens
         self.num_requests = 0  # since the last `take`, with those that had no correction
         self.num_dropped = 0
+        self.num_tokens = 0  # of all episodes; other threads read it without the lock
         self._episodes: deque[Episode] = deque()
         self._lock = threading.Lock()
 
@@ -85,8 +86,9 @@ class ErrorBuffer:
             self.num_requests += 1
             if episode is not None:
                 self._episodes.append(episode)
+                self.num_tokens += len(episode.tokens)
             while self.num_tokens > self.max_tokens:
-                self._episodes.popleft()
+                self.num_tokens -= len(self._episodes.popleft().tokens)
                 self.num_dropped += 1
 
     def take(self) -> list[Episode]:
@@ -94,18 +96,13 @@ class ErrorBuffer:
         with self._lock:
             found = list(self._episodes)
             self._episodes.clear()
-            self.num_requests = 0
+            self.num_requests = self.num_tokens = 0
             return found
 
     def episodes(self) -> list[Episode]:
         """All episodes, oldest first; they stay."""
         with self._lock:
             return list(self._episodes)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all episodes."""
-        return sum(len(episode.tokens) for episode in self._episodes)
 
     @property
     def nbytes(self) -> int:

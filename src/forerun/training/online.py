@@ -158,7 +158,7 @@ class Learner:
             yield
             old += share * self.acceptance(episode, self.average)
             yield
-        if new < old - self.options.tolerance:
+        if not new >= old - self.options.tolerance:  # worse, or not a number
             self._load(self.average)  # the optimizer keeps its moments
             self.num_fallbacks += 1
 

@@ -112,11 +112,15 @@ class Replay:
         self.num_done += 1
 
     def save(self, path: Path) -> None:
-        """Writes the checkpoint. Raises CapacityError if the disk has no room."""
+        """Writes the checkpoint; Ctrl-C takes effect after it.
+
+        Raises CapacityError if the disk has no room.
+        """
         known = self.drafter.translation.known() if self.drafter.is_foreign else {}
         state = {"num_done": self.num_done, "rows": self.rows, "ngrams": known}
         state |= {"requests": self._hash(self.num_done), "models": self.hashes}
-        save_state(path, state | {"learner": state_of(self.learner)})
+        with delayed_interrupt():
+            save_state(path, state | {"learner": state_of(self.learner)})
 
     def load(self, path: Path) -> None:
         """Continues from a checkpoint. Raises DataError if traffic or models are others now."""

@@ -206,8 +206,15 @@ def _episode(tokens: list[int], kept: list[tuple[Row, int, tuple[int, ...]]]) ->
     )
 
 
-def objective_for(drafter: Online, options: OnlineOptions) -> Objective[Any]:
-    """What is learned for a drafter's draft. Raises ConfigError for a loss that does not fit it."""
+def objective_for(
+    drafter: Online,
+    options: OnlineOptions,
+    translation: Callable[[], Translation] | None = None,
+) -> Objective[Any]:
+    """What is learned for a drafter's draft. translation: that of the drafter by default.
+
+    Raises ConfigError for a loss that does not fit the draft.
+    """
     if not drafter.is_foreign:
         return FromCorrections(options.loss)
     if options.loss != AUTO or options.compat:
@@ -216,7 +223,7 @@ def objective_for(drafter: Online, options: OnlineOptions) -> Objective[Any]:
             f"{what} needs a draft with the target's tokenizer, and this one has another; drop it"
         )
     return Hybrid(
-        lambda: drafter.translation,
+        translation or (lambda: drafter.translation),
         ngram_weight=options.ngram_weight,
         by_target=options.ngram_by_target,
     )

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, fields
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +30,7 @@ from forerun.models.paths import located
 from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
 from forerun.training import plans
+from forerun.training.drafts.measure import write_text
 from forerun.training.export import save
 from forerun.training.objectives import AUTO
 from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
@@ -42,7 +45,6 @@ from forerun.training.replay import (
     read_traffic,
 )
 from forerun.training.translated import objective_for
-from forerun.utils.files import write_atomically
 
 RESULTS, CHECKPOINT = "requests.jsonl", "online.pt"
 
@@ -143,8 +145,9 @@ class OnlineDraft(Recipe):
             replay.load(checkpoint)
         replay.run(checkpoint, watch)
         write_rows(out / RESULTS, replay.rows)
-        for kind, one in learner.learners.items():
-            save(one.model, out / folder_name(kind), tokenizer=self.tokenizer(model, drafter))
+        for kind, name in folder_names(sorted(learner.learners)).items():
+            module = learner.learners[kind].model
+            save(module, out / name, tokenizer=self.tokenizer(model, drafter))
         return report(replay.rows, learner, out)
 
     def drafter(self, model: Model, requests: Many[Request]) -> Online:
@@ -166,9 +169,9 @@ class OnlineDraft(Recipe):
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes numbered rows as JSON lines."""
+    """Writes numbered rows as JSON lines. Raises CapacityError if the disk has no room."""
     text = "".join(json.dumps({"number": n, **row}) + "\n" for n, row in enumerate(rows))
-    write_atomically(path, lambda part: Path.write_text(part, text))
+    write_text(path, text)
 
 
 def default_draft(model: str) -> str:
@@ -180,9 +183,17 @@ def default_draft(model: str) -> str:
     return str(found)
 
 
-def folder_name(kind: str) -> str:
-    """The folder of a class's draft."""
-    return re.sub(r"[^\w.-]", "_", kind)
+def folder_names(kinds: Iterable[str]) -> dict[str, str]:
+    """The folder of the draft of each class: its name, with a number if another class has it."""
+    found = dict[str, str]()
+    for kind in kinds:
+        name = first = re.sub(r"[^\w-]", "_", kind)  # no dots: no path, and none of our files
+        taken = {used.casefold() for used in found.values()}
+        numbers = count(2)
+        while name.casefold() in taken:
+            name = f"{first}-{next(numbers)}"
+        found[kind] = name
+    return found
 
 
 def report(rows: list[dict[str, Any]], learner: OnlineLearner, out: Path) -> list[str]:

@@ -133,8 +133,10 @@ class Sorted(LoopRecipe):
                 f"{self.init} has {len(layers)} layers that can be taken, and the last exit is "
                 f"{depth}; use lower exits"
             )
-        found.model.layers = layers[:depth]
-        found.config.num_hidden_layers = depth
+        found.model.layers, config = layers[:depth], found.config
+        config.num_hidden_layers = depth
+        if getattr(config, "layer_types", None) is not None:  # the kind of every layer
+            config.layer_types = config.layer_types[:depth]
         return found
 
     def batches(self, start: int) -> Iterator[list[Micro]]:

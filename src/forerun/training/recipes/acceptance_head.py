@@ -216,7 +216,7 @@ class AcceptanceHead(LoopRecipe):
         return auc(np.concatenate(scores), np.concatenate(labels))
 
     def _probs(self, model: Any, tokens: Tensor) -> Tensor:
-        """Distributions [b, n - 1, V] after all tokens but the last; T = 0: one-hot."""
+        """Distributions [b, n - 1, V] after all tokens but the last; one-hot at temperature 0."""
         logits = model(tokens[:, :-1], use_cache=False).logits.float()
         if not self.temperature:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()

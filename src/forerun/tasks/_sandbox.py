@@ -1,9 +1,9 @@
 """Runs generated Python code and its tests in a limited child process.
 
 The child has its own temporary folder, an environment of three variables, limits on time, memory
-and file size, and no network. `_sandbox_child` sets the limits that a process sets itself. Where the
-kernel has Landlock, it refuses changes of files outside the folder, else only an audit hook does.
-Reading is open in both cases. It does not stop code written to break out.
+and file size, and no network. `_sandbox_child` sets the limits that a process sets itself. Where
+the kernel has Landlock, it refuses changes of files outside the folder; an audit hook refuses them
+everywhere. Reading is open. It does not stop code written to break out.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if find_spec("bm25s") is None:
-        scripts.skip("it needs the package bm25s; pip install 'forerun[retrieval]'")
+        scripts.skip("it needs the package bm25s; pip install '.[retrieval]'")
     if not options.book.exists():
         scripts.skip(f"there is no {options.book}; give --book a text")
     with tempfile.TemporaryDirectory() as folder:

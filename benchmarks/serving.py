@@ -51,7 +51,7 @@ try:
     import prometheus_client  # noqa: F401
     import uvicorn  # noqa: F401
 except ModuleNotFoundError as error:
-    scripts.skip(f"it needs the package {error.name}; pip install 'forerun[serve]' httpx")
+    scripts.skip(f"it needs the package {error.name}; pip install '.[serve]' httpx")
 
 
 @dataclass(frozen=True)

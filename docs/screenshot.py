@@ -2,7 +2,7 @@
 
     python docs/screenshot.py docs/playground.png
 
-Needs chromium, and what `pip install 'forerun[dev]'` installs.
+Needs chromium, and what `pip install '.[dev]'` installs.
 """
 
 from __future__ import annotations

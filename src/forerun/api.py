@@ -379,6 +379,7 @@ def load(
     target: str | None = None,
     trust_remote_code: bool = False,
     graphs: bool = True,
+    check: Callable[[Tokenizer], None] | None = None,
 ) -> Model:
     """A Model from a folder, a hub id, a GGUF file, or a name that `forerun models` lists.
 
@@ -393,6 +394,7 @@ def load(
     trust_remote_code: run Python code that comes with the checkpoint. Without it such checkpoints
     are refused.
     graphs: run passes over few rows as CUDA graphs on a GPU; False runs all passes on torch.
+    check: called with the tokenizer before the weights are loaded; may raise.
     Sampling defaults in the checkpoint are not used; a warning names them.
     Raises ModelError with the cause.
     """
@@ -405,6 +407,8 @@ def load(
     options = {"dtype": dtype, "device": device, "weights": weights, "graphs": graphs}
     with trusting(trust_remote_code):
         tokenizer = Tokenizer.load(path)
+        if check is not None:
+            check(tokenizer)
         runner: Target = load_target(path, max_seqs=max_seqs, context=context, **options)
     if context is not None and context > runner.context:
         log.warning(

@@ -39,6 +39,11 @@ class UnknownName(ConfigError, KeyError):
         return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
 
 
+def install_extra(*extras: str) -> str:
+    """How to install extras of forerun; it is on no package index yet, so from a clone."""
+    return f"run pip install '.[{','.join(extras)}]' in a clone of forerun"
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """A suggestion of the nearest known names; `otherwise` if none is similar."""
     near = nearest(name, known)

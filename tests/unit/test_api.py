@@ -224,7 +224,7 @@ def test_bad_requests_are_refused(model, tmp_path) -> None:
     for sampling in ("greedy", 0, [Sampling(), 0.6]):
         with pytest.raises(ConfigError, match="expected a Sampling, or a list with one for each"):
             model.generate(PROMPT, sampling)
-    with pytest.raises(DataError, match="prompt 0 has token"):
+    with pytest.raises(DataError, match="the prompt has token"):
         model.generate([[5, 100000]])
     with pytest.raises(CapacityError, match="context"):
         model.generate(PROMPT * 20)
@@ -434,5 +434,5 @@ def test_what_is_neither_a_prompt_nor_a_list_of_them_is_refused(model, given) ->
 
 def test_texts_that_are_too_long_by_far_are_not_tokenised(model, monkeypatch) -> None:
     monkeypatch.setattr(model.tokenizer.inner, "encode", lambda *_, **__: pytest.fail("tokenised"))
-    with pytest.raises(CapacityError, match=r"prompt 0 has at least \d+ tokens, but the context"):
+    with pytest.raises(CapacityError, match=r"the prompt has at least \d+ tokens, but the context"):
         model.run("the cat " * 1_000_000)

@@ -248,7 +248,7 @@ def test_a_busy_machine_is_told_and_its_times_do_not_count(
     monkeypatch.setattr(hardware_limits, "read_bandwidth", lambda threads, **options: next(speeds))
     status, out, err = bench("--examples", 6)
     assert status == 0, err
-    told = "2 of 12 times do not count"
+    told = "Of 12 times, 2 were disturbed and left out of the speeds"
     assert "The machine was busy" in out and told in " ".join(out.split())
     path = tmp_path / "run" / "records.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -280,10 +280,16 @@ def test_another_plan_in_the_folder_is_refused_before_anything_is_loaded(
 
 
 def test_a_peer_that_is_not_there_is_named_and_the_run_goes_on(bench: Call, tmp_path: Path) -> None:
-    status, out, err = bench(
-        "--methods", "plain", "--peers", "vllm", "--peers-dir", tmp_path / "no"
-    )
+    words = ("--methods", "plain", "--peers", "vllm", "--peers-dir", tmp_path / "no")
+    status, _, err = bench(*words)
+    assert status == 2 and not (tmp_path / "run").exists()
+    assert f"--peers-dir {tmp_path / 'no'} is not a folder; give" in err
+    (tmp_path / "no").mkdir()
+    status, out, err = bench(*words)
     assert status == 0, err
+    rows = [line for line in out.splitlines() if "vllm" in line]
+    assert len(rows) == 1 and "left out" in rows[0], "no row of dashes"
+    assert "outside pass: share of time" in " ".join(out.split())
     why = f"no environment in {tmp_path / 'no'}; run `make peers`"
     assert f"vllm is left out: {why}" in err and "vllm was left out: no environment" in out
     manifest, records = read_run(tmp_path / "run")

@@ -248,3 +248,18 @@ def test_other_parts_of_a_chat_are_chosen_by_commands(
     assert "".join(piece.text for piece in chat.answer("the cat sat")) == held.text
     terminal(chat, "/constraint none", "/reset", monkeypatch=monkeypatch)
     assert "".join(piece.text for piece in chat.answer("the cat sat")) == free.text
+
+
+def test_statistics_of_a_chat_have_no_tau_below_one(chat: Chat) -> None:
+    text = "the cat sat on the mat"
+    plain = "".join(piece.text for piece in chat.answer(text))
+    assert chat.last is not None and chat.last.tau >= 1, plain
+    chat.last.cut, chat.last.generated, chat.last.passes = 3, 7, 9
+    assert chat.stats_text().startswith("7 tokens and 3 of a stop string in 9 passes, tau 1.11")
+
+
+def test_a_line_that_is_too_long_is_not_called_prompt_0(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = terminal(chat, "cat " * 5000, monkeypatch=monkeypatch)
+    assert "error: the prompt has" in said and "prompt 0" not in said

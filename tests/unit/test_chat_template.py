@@ -114,7 +114,23 @@ def test_generate(template: str, with_template: Any, refuses: Callable[..., str]
 
 def test_a_missing_template(tiny_folder: Path, refuses: Callable[..., str]) -> None:
     words = ("generate", "-m", tiny_folder, "-p", "hi", "--chat")
-    assert "this tokenizer has no chat template; give" in refuses(*words)
+    assert f"{tiny_folder} has no chat template; leave out --chat" in refuses(*words)
+
+
+@pytest.mark.parametrize("words", [("chat",), ("generate", "-p", "hi", "--chat", "-m")])
+def test_a_bad_template_is_reported_before_weights_are_loaded(
+    words: tuple[str, ...],
+    with_template: Any,
+    refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*args: Any, **options: Any) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("forerun.models.load.load_target", load)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    template = next(iter(BAD))
+    assert BAD[template] in refuses(*words, with_template(template))
 
 
 @pytest.mark.parametrize("template", BAD)

@@ -375,3 +375,14 @@ def test_a_key_of_two_tenants_is_refused(refuses: Callable[..., str], tmp_path: 
     (tmp_path / "keys").write_text("a:k1\nb:k1\n")
     said = refuses("serve", "--port", "0", "--api-keys", tmp_path / "keys")
     assert "line 2 of the API keys repeats a key" in said and "k1" not in said
+
+
+def test_a_folder_without_weights_is_named_once(
+    tiny_folder: Path, tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    folder = tmp_path / "empty"
+    forms = ("*.safetensors", "*.index.json")
+    shutil.copytree(tiny_folder, folder, ignore=shutil.ignore_patterns(*forms))
+    said = refuses("generate", "-m", folder, *CAT)
+    assert f"there are no weights in {folder} (model.safetensors" in said
+    assert said.count("no weights") == 1 and "transformers" not in said

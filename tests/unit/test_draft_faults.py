@@ -96,7 +96,7 @@ def test_weights_that_overflow_end_the_run(target: Path, prompts: Path, tmp_path
 def test_a_disk_without_room_for_answers(
     target: Path, prompts: Path, tmp_path: Path, size: int
 ) -> None:
-    with room(size), pytest.raises(CapacityError, match="free some space"):
+    with room(size), pytest.raises(CapacityError, match="raise the limit of file sizes"):
         recipe(target, prompts).train(tmp_path / "out")
 
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_named_and_the_run_continues(
 ) -> None:
     out = tmp_path / "out"
     for size in (30_000, 60_000, 120_000):  # of the largest file that can be written
-        with room(size), pytest.raises(CapacityError, match="free some space"):
+        with room(size), pytest.raises(CapacityError, match="raise the limit of file sizes"):
             recipe(target, prompts).train(out, resume=out.exists())
     recipe(target, prompts).train(out, resume=True)
     recipe(target, prompts).train(tmp_path / "whole")

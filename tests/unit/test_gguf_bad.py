@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import struct
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from parity import tiny  # noqa: E402
 
 from forerun.errors import ForerunError, ModelError  # noqa: E402
 from forerun.models.load import load_target  # noqa: E402
-from forerun.models.paths import model_folder  # noqa: E402
+from forerun.models.paths import located, model_folder  # noqa: E402
 
 TYPE_OF_KEY = struct.pack("<I", 4)  # uint32
 
@@ -244,3 +246,49 @@ def test_without_the_package(whole: bytes, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModelError, match=r"pip install gguf"):
         load_target(path)
+
+
+def test_a_file_without_the_suffix_is_known_by_its_first_bytes(
+    whole: bytes, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    for name in ("model", "model.bin", "sha256-0f3a"):  # as other programs store them
+        path = tmp_path / name
+        path.write_bytes(whole)
+        assert load_target(path).vocab_size > 0
+        assert located(str(path)) != str(path)
+    status, out, err = call("generate", "--model", path, "--prompt", "a", "--max-new-tokens", 2)
+    assert status == 0, err
+    (tmp_path / "other").write_bytes(b"GGUX" + whole[4:])
+    with pytest.raises(ModelError, match="is a file, and no GGUF file"):
+        load_target(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["fifo.gguf", "fifo"])
+def test_a_named_pipe_is_no_regular_file(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match=f"{name} is not a regular file; give a"):
+        load_target(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOENT, "make the folder, or make it writable"),
+        (errno.EACCES, "make the folder, or make it writable"),
+        (errno.EFBIG, "raise the limit of file sizes"),
+        (errno.ENOSPC, "free some space"),
+    ],
+)
+def test_the_advice_for_a_cache_depends_on_the_cause(
+    number: int, advice: str, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model.gguf").write_bytes(whole)
+    monkeypatch.setattr("forerun.models.gguf_folder.tempfile.TemporaryDirectory", fail)
+    with pytest.raises(ForerunError) as caught:
+        load_target(tmp_path / "model.gguf")
+    assert f"{os.strerror(number)}; {advice}" in str(caught.value)
+    assert ("space" in str(caught.value).partition("; ")[2]) == (number == errno.ENOSPC)

@@ -53,7 +53,7 @@ def refused(write: Callable[[], object], size: int) -> str:
     with room(size), pytest.raises(CapacityError) as caught:
         write()
     said = str(caught.value)
-    assert "File too large" in said and "free some space" in said
+    assert "File too large" in said and "raise the limit of file sizes" in said
     assert "\n" not in said
     return said
 

@@ -6,7 +6,9 @@ pip is a stand-in (tests/fake_pip.py); everything else is real, down to the fold
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from forerun.models import downloads as table
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_names import hf_tensors
 from forerun.models.pull import CONVERT, FETCH, Progress, pull
+from forerun.utils.paths import cache_folder
 
 
 def test_a_pulled_model_is_a_whole_folder(shop: Shop, call: Call) -> None:
@@ -46,7 +49,7 @@ def test_a_pulled_model_is_a_whole_folder(shop: Shop, call: Call) -> None:
 def test_it_is_found_by_its_names(shop: Shop, call: Call) -> None:
     folder = forerun.pull(NAME)
     shop.asked()
-    for name in (NAME, ALIAS):
+    for name in (NAME, ALIAS, NAME.upper(), ALIAS.title()):
         model = forerun.load(name)
         assert model.name == name and model.target.model.dtype == torch.bfloat16
     (ours,) = model.generate("the cat", temperature=0, max_new_tokens=12)
@@ -101,7 +104,21 @@ def test_models_are_listed(shop: Shop, call: Call) -> None:
     assert row["state"] == "pulled" and row["aliases"] == [ALIAS] and row["bytes"] > 50_000
     assert Path(row["path"]).is_dir() and rows["reasoner"]["state"] == "embedded"
     _, out, _ = call("models")
-    assert row["path"] in out and "available" not in out
+    assert row["path"] in out and "available" not in out and f"also {ALIAS}" in out
+
+
+def test_the_help_of_pull_says_what_there_is_and_where_it_goes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun.cli.main", "pull", "--help"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    said = " ".join(done.stdout.split())
+    for text in ("smollm2", "smollm2-135m", "Apache-2.0", "93 MB to fetch", "Gemma terms of use"):
+        assert text in said, said
+    assert str(cache_folder() / "models") in said
+    assert "FORERUN_CACHE" in said and "the same command resumes" in said
 
 
 def test_it_can_be_removed(shop: Shop, call: Call) -> None:

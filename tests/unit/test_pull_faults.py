@@ -218,3 +218,35 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "taken"))
     with pytest.raises(CapacityError, match="set FORERUN_CACHE to another folder"):
         pull(NAME)
+
+
+def test_a_limit_of_file_sizes_is_named(shop: Shop) -> None:
+    """RLIMIT_FSIZE stops the conversion; the disk has room."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED + RUN, str(table._DATA), "pull", NAME],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "file-size limit" in last and "ulimit -f" in last
+    assert "space" not in last and shop.nothing_looks_whole()
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+"""
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES])
+def test_a_cache_that_cannot_be_made_needs_no_room(
+    number: int, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(CapacityError, match="make the folder, or make it writable") as caught:
+        pull(NAME)
+    assert "space" not in str(caught.value)

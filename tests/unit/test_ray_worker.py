@@ -111,7 +111,7 @@ def test_progress_goes_by_the_pace_of_this_run() -> None:
 def test_without_ray_the_extra_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     status, _, err = call("generate", "-p", "x", "--engine", "ray")
-    assert status == 2 and "pip install 'forerun[ray]'" in err
+    assert status == 2 and "pip install '.[ray]'" in err
 
 
 def test_bad_options_are_refused(call: Call) -> None:

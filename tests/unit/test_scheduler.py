@@ -274,10 +274,10 @@ def test_a_caller_who_stops_early_leaves_nothing_behind():
 @pytest.mark.parametrize(
     ("prompts", "error", "message"),
     [
-        ("", DataError, "prompt 0 is empty"),
+        ("", DataError, "the prompt is empty"),
         ([], DataError, "there is no prompt"),
         (["a", ""], DataError, "prompt 1 is empty"),
-        ([[0, 3]], DataError, "prompt 0 has token 3 at position 1; ids of this model are 0 to 2"),
+        ([[0, 3]], DataError, "the prompt has token 3 at position 1; ids of this model are 0 to 2"),
         ([[0] * 10_000], CapacityError, "keep 9999 or fewer"),
         ([0, 1], DataError, "prompt"),
     ],

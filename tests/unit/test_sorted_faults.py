@@ -95,7 +95,7 @@ def test_a_full_disk_is_named_and_the_run_continues(
 ) -> None:
     out = tmp_path / "out"
     for size in (100, 2_000, 60_000):  # of the largest file that can be written
-        with room(size), pytest.raises(CapacityError, match="free some space"):
+        with room(size), pytest.raises(CapacityError, match="raise the limit of file sizes"):
             recipe(target, text).train(out, resume=has_run(out))
     recipe(target, text).train(out, resume=True)
     assert load_draft(str(out), "auto", "cpu", 1, None).exits is not None

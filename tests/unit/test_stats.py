@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, run_all, sequence
+from forerun.bench.metrics import totals
+from forerun.bench.results import SampleRecord
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan, Step, Verdict
@@ -217,3 +219,40 @@ def test_times_of_a_step_are_its_parts_and_other_work() -> None:
     stats = recorder.of(seq)
     assert stats.seconds.keys() == {"draft", "forward", "verify", "other"}
     assert 0 < sum(stats.seconds.values()) <= total
+
+
+@pytest.mark.parametrize("stop", [(), ("b",), ("abcabc",), ("bca", "zz")])
+def test_tau_counts_what_passes_gave_also_where_a_stop_string_cuts_it(stop) -> None:
+    recorder = Recorder()
+    engine = Engine(
+        FakeTarget(cycle),
+        Plain(),
+        Greedy(),
+        Fixed(),
+        stops=Stops(stream=Letters),
+        listeners=[recorder],
+    )
+    law = Sampling(temperature=0, stop=stop, max_new_tokens=12)
+    seq = sequence([0], 12, SeededDice(0), law)
+    run_all(engine, [seq])
+    stats = recorder.of(seq)
+    assert stats.tau == 1.0 and stats.generated + stats.cut == stats.passes
+    assert bool(stats.cut) == bool(stop) and stats.to_dict()["cut"] == stats.cut
+    assert (Stats().add(stats).add(stats)).tau == 1.0
+    record = SampleRecord(stats.generated, passes=stats.passes, cut=stats.cut)
+    assert totals([record, record]).tau == 1.0
+
+
+class Letters:
+    """Tokens 0, 1, 2 as the letters a, b, c."""
+
+    specials: dict[int, str] = {}
+
+    def begin(self, context) -> None:
+        pass
+
+    def push(self, token: int) -> str:
+        return "abc"[token]
+
+    def extend(self, tokens) -> str:
+        return "".join(map(self.push, tokens))

@@ -58,9 +58,9 @@ def _left_out(name: str, task: Mapping[str, Any]) -> str:
 
 
 def single_prompt(prompts: Mapping[str, Sequence[int]]) -> list[str]:
-    """The tasks with a speed-up that rests on one prompt. prompts: by task, of each speed-up."""
-    tasks = [task for task, counts in prompts.items() if 1 in counts]
-    return [f"One prompt gives no interval: {', '.join(tasks)}."] if tasks else []
+    """The tasks with a speed-up of fewer than three prompts. prompts: by task, of each speed-up."""
+    tasks = [task for task, counts in prompts.items() if min(counts, default=3) < 3]
+    return [f"Fewer than three prompts give no interval: {', '.join(tasks)}."] if tasks else []
 
 
 def truncated_answers(manifest: Manifest, records: Sequence[Record]) -> str:
@@ -111,10 +111,13 @@ def _busy_machine(records: Sequence[Record]) -> str:
     timed = set(map(id, undisturbed(records)))
     dropped = sum(b and id(r) not in timed for r, b in zip(records, is_busy, strict=True))
     facts = [f"memory read at {value_range(reads, number)} GB/s"] if reads else []
+    used = sum(is_busy) - dropped
+    kept = f"; {used} more {'was' if used == 1 else 'were'} disturbed, but used" if used else ""
     facts += [lost_cores_text(*losses)] if losses and max(losses) >= 0.005 else []
     return (
-        f"The machine was busy: {', '.join(facts)}. {dropped} of {counted(len(records), 'time')} "
-        f"do not count; {sum(is_busy) - dropped} disturbed ones do."
+        f"The machine was busy: {', '.join(facts)}. Of "
+        f"{counted(len(records), 'time')}, {dropped} {'was' if dropped == 1 else 'were'} disturbed "
+        f"and left out of the speeds{kept}."
     )
 
 

@@ -236,6 +236,7 @@ def sample_record(sample: Sample) -> SampleRecord:
         seconds={name: round(seconds, 7) for name, seconds in stats.seconds.items()},
         finish=sample.finish,
         text=sample.text,
+        cut=stats.cut,
     )
 
 

@@ -1,8 +1,9 @@
 """Metrics of a run's records: counts, rates, speeds, speed-ups and their intervals.
 
 S verify passes, D drafted tokens, A accepted draft tokens, E examined tokens, G generated tokens.
-tau = G / S, acceptance rate A / D, examined rate A / E, rate at position i: accepted at depth i
-over S. A figure that a contestant does not report is None, never 0.
+tau = (G + C) / S with C tokens cut off by stop strings, acceptance rate A / D, examined rate A / E,
+rate at position i: accepted at depth i over S. A figure that a contestant does not report is None,
+never 0.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from forerun.bench.results import Record, SampleRecord
 PLAIN = "plain"  # the baseline: our own decoding without drafts
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
 NUM_BOOTSTRAP_DRAWS = 2000
+MIN_INTERVAL_PROMPTS = 3  # with two, Student's t gives an interval of orders of magnitude
 MIN_BOOTSTRAP_VALUES = 10  # with fewer values a bootstrap interval is too narrow
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom, up to MIN_BOOTSTRAP_VALUES - 2
 STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
@@ -36,11 +38,12 @@ class Totals:
     accepted: int | None = 0  # A
     examined: int | None = 0  # E
     accepted_at: Counter[int] = field(default_factory=Counter)  # depth from 1 -> count
+    cut: int = 0  # C
 
     @property
     def tau(self) -> float | None:
         """Tokens per pass, the correction or bonus token counted."""
-        return ratio(self.generated, self.passes)
+        return ratio(self.generated + self.cut, self.passes)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -77,7 +80,8 @@ def totals(samples: Iterable[SampleRecord]) -> Totals:
         at.update({i: count for i, count in enumerate(sample.per_position, start=1) if count})
     names = ("passes", "drafted", "accepted", "examined")
     counts = {name: _sum(getattr(sample, name) for sample in found) for name in names}
-    return Totals(sum(sample.tokens for sample in found), accepted_at=at, **counts)
+    generated, cut = (sum(getattr(one, name) for one in found) for name in ("tokens", "cut"))
+    return Totals(generated, accepted_at=at, cut=cut, **counts)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
@@ -213,9 +217,12 @@ def paired_speed_up(
 
 
 def speed_of(by_prompt: dict[tuple[str, int], float]) -> SpeedUp | None:
-    """The speed-up of ratios by prompt; None if there are none."""
+    """The speed-up of ratios by prompt; None if there are none. Few prompts give no interval."""
     values = list(by_prompt.values())
-    return SpeedUp(geometric_mean(values), interval(values), by_prompt) if values else None
+    if not values:
+        return None
+    known = interval(values) if len(values) >= MIN_INTERVAL_PROMPTS else None
+    return SpeedUp(geometric_mean(values), known, by_prompt)
 
 
 def quotient(here: SpeedUp | None, there: SpeedUp | None) -> SpeedUp | None:

@@ -25,7 +25,8 @@ MAIN_SAMPLING = ("temperature", "top_k", "top_p", "n", "max_new_tokens")  # alwa
 DEFINITIONS = (
     ("S, D, A, E, G", "verify passes, drafted tokens, accepted draft tokens, examined tokens, "
      "generated tokens"),
-    ("tau", "G / S, the correction or bonus token included; plain decoding has 1"),
+    ("tau", "(G + C) / S, with C tokens that stop strings cut off; the correction or bonus token "
+     "is included; plain decoding has 1"),
     ("A/D", "acceptance rate: accepted over drafted"),
     ("A/E", "examined rate: accepted over examined; examined are the accepted drafts and one for "
      "every pass that ended in a rejection"),

@@ -36,6 +36,7 @@ class SampleRecord:
     finish: str = ""  # "stop", "length", "cancelled"
     score: float | None = None
     text: str | None = None
+    cut: int = 0  # C, tokens that a stop string cut off
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,12 @@ def run(
     from forerun.cli.bench_run import Bench
 
     request = _request(ctx)
+    from forerun.errors import ConfigError
+
+    if peers_dir is not None and not peers_dir.is_dir():
+        raise ConfigError(
+            f"--peers-dir {peers_dir} is not a folder; give the folder that `make peers` filled"
+        )
     bench = Bench(request, out, peers_dir)
     notice(f"# {request.command}")
     bench.run(is_json)

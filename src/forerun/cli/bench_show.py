@@ -174,6 +174,10 @@ COLUMNS = (
     "method", "prompts", "tokens/s", "speed-up", "95 % interval", "without prefill", "tau",
     "A/D", "outside pass", "one", "majority", "failed",
 )  # fmt: skip
+LEGEND = (
+    "tau: tokens per pass; A/D: accepted of drafted tokens; outside pass: share of time outside "
+    "the model's passes; one: mean score of single answers; majority: score of the commonest answer"
+)
 
 
 def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> None:
@@ -187,8 +191,10 @@ def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> Non
         title += f", {manifest.rounds} rounds" if manifest.rounds > 1 else ""
         most = max((int(k) for one in methods.values() for k in one["pass_at_k"]), default=0)
         columns = (*COLUMNS[:-1], f"pass@{most}", COLUMNS[-1]) if most else COLUMNS
-        rows = [_row(method, figure, most) for method, figure in methods.items()]
+        shown_methods = {k: v for k, v in methods.items() if k not in found["left_out"]}
+        rows = [_row(method, figure, most) for method, figure in shown_methods.items()]
         out.print(make_table(title, columns, rows))
+    out.print(LEGEND, markup=False, soft_wrap=True)
     for name, why in found["left_out"].items():
         out.print(f"{name} was left out: {last_line(why)}", markup=False)
     for note in found["notes"]:

@@ -128,11 +128,12 @@ class Chat:
         if self.last is None:
             return "there is no answer yet"
         s = self.last
+        cut = f" and {s.cut} of a stop string" if s.cut else ""
         parts = ", ".join(
             f"{name} {s.accepted_by[name]} of {count}" for name, count in s.drafted_by.items()
         )
         return (
-            f"{s.generated} tokens in {s.passes} passes, tau {s.tau:.2f}, "
+            f"{s.generated} tokens{cut} in {s.passes} passes, tau {s.tau:.2f}, "
             f"{s.tokens_per_second:.0f} tokens/s; {s.accepted} of {s.drafted} draft tokens accepted"
             + (f" ({parts})" if parts else "")
         )
@@ -264,7 +265,8 @@ def command(
     _read_as_utf8()
     out = console()
     how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
-    loaded: Any = options.load(model, batch=2, **how)  # type: ignore[arg-type]
+    check = options.chat_check(model)
+    loaded: Any = options.load(model, batch=2, check=check, **how)  # type: ignore[arg-type]
     chat = Chat(loaded, sampling, with_memory(drafter), system, parts)
     chat.check_template()
     chat.check_system(system)

@@ -61,6 +61,7 @@ def examine() -> dict[str, dict[str, Any]]:
         "gpu": _gpu(),
         "number types": _dtypes(),
         "kernels": _kernels(),
+        "generated code": _generated_code(),
     }
     notice("doctor: read bandwidth of memory and weights (some seconds)")
     found["speed"] = _speed()
@@ -136,6 +137,18 @@ def _dtypes() -> dict[str, str]:
         except RuntimeError as error:
             found[name] = f"does not work on {device}: {str(error).splitlines()[0]}"
     return found
+
+
+def _generated_code() -> dict[str, str]:
+    """What limits code that the tasks humaneval and mbpp run."""
+    from forerun.tasks import _sandbox
+
+    prefix = _sandbox.isolation()
+    landlock = _sandbox.has_landlock(prefix)
+    return {
+        "writing": "limited by Landlock" if landlock else "limited by an audit hook only",
+        "network and processes": "own namespaces" if prefix else "limited by an audit hook only",
+    }
 
 
 def _kernels() -> dict[str, str]:

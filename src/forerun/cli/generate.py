@@ -277,7 +277,8 @@ def _run_local(
         if searches and drafter not in (registry.DEFAULT_DRAFTER, "none"):
             notice(f"drafter {drafter} is not used: particles grow by one token a step")
         room = max(batch, *(search.n for search in searches), 1)
-        loaded = options.load(given["model"], batch=room, **how)
+        check = options.chat_check(given["model"], is_needed=True) if given["chat"] else None
+        loaded = options.load(given["model"], batch=room, check=check, **how)
         output.decode = loaded.tokenizer.decode_inside
         with exit_at_once(options.EARLY_INTERRUPT):  # constraints compile kernels
             shapers = constraints.shapers(loaded, given)

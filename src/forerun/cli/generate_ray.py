@@ -134,7 +134,7 @@ class Show:
 
     def _text(self, record: dict[str, Any]) -> None:
         if sum(one.sampling.n for one in self.asked) > 1:
-            counts = Stats(**{name: record["stats"][name] for name in COUNTS})
+            counts = Stats(**{name: record["stats"].get(name, 0) for name in COUNTS})
             print(
                 f"--- prompt {record['prompt_index']}, sample {record['index']}: "
                 f"{counted(len(record['tokens']), 'token')}, {record['finish']}, "
@@ -242,6 +242,10 @@ def _shown(
 ) -> str | list[int]:
     """The prompt after the chat template or the form of an embedded model."""
     if isinstance(prompt, str) and chat and not is_embedded(model):
+        if not tokenizer.has_chat_template:
+            from forerun.models.chat_template import TemplateError
+
+            raise TemplateError(f"{model} has no chat template; leave out --chat")
         return tokenizer.chat(prompt)
     return as_shown(model, prompt)
 

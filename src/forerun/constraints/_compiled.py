@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from forerun.errors import ConfigError, DataError, in_a_line
+from forerun.errors import ConfigError, DataError, in_a_line, install_extra
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -85,7 +85,7 @@ def library() -> Any:
         import llguidance
     except ImportError:
         raise ConfigError(
-            "grammars need llguidance; install it with: pip install 'forerun[constraints]'"
+            f"grammars need the package llguidance; {install_extra('constraints')}"
         ) from None
     return llguidance
 

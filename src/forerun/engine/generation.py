@@ -94,6 +94,7 @@ class Run:
         # tenant of seeded prompts
         self._seeded_tenant = f"{tenant}\0{self._number}" if forget_after_run else tenant
         pairs = zip(prompts, samplings, strict=True)
+        self._is_alone = len(prompts) == 1
         firsts = [self._first(i, *pair) for i, pair in enumerate(pairs)]
         self._longest = max(seq.num_prompt + seq.limit for seq in firsts)
         self._left = self._sequences(firsts, range(len(prompts)) if numbers is None else numbers)
@@ -206,7 +207,7 @@ class Run:
             self._check_length(i, self.model.token_bounds.min_tokens(prompt), "at least ")
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens or prompt == "":
-            raise DataError(f"prompt {i} is empty; give it at least one token")
+            raise DataError(f"{self._called(i)} is empty; give it at least one token")
         vocab = self.model.target.vocab_size
         for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
             if (largest := max(getattr(sampling, name), default=0)) >= vocab:
@@ -216,8 +217,8 @@ class Run:
         for at, token in enumerate(tokens):
             if not 0 <= token < vocab:
                 raise DataError(
-                    f"prompt {i} has token {token} at position {at}; ids of this model are 0 to "
-                    f"{vocab - 1}; use the model's own tokenizer"
+                    f"{self._called(i)} has token {token} at position {at}; ids of this model "
+                    f"are 0 to {vocab - 1}; use the model's own tokenizer"
                 )
         self._check_length(i, len(tokens))
         seq = Sequence(
@@ -233,12 +234,16 @@ class Run:
         self.engine.verifier.check(sampling)
         return seq
 
+    def _called(self, i: int) -> str:
+        """What errors call a prompt: its number tells nothing if it is the only one."""
+        return "the prompt" if self._is_alone else f"prompt {i}"
+
     def _check_length(self, i: int, num_tokens: int, about: str = "") -> None:
         context = self.model.target.context
         if num_tokens >= context:
             raise CapacityError(
-                f"prompt {i} has {about}{num_tokens} tokens, but the context of this model is "
-                f"{context}; keep {context - 1} or fewer"
+                f"{self._called(i)} has {about}{num_tokens} tokens, but the context of this model "
+                f"is {context}; keep {context - 1} or fewer"
             )
 
     def _sequences(self, firsts: list[Sequence], numbers: Many[int]) -> Iterator[Sequence]:

@@ -1,8 +1,8 @@
 """Statistics of generation. Definitions (docs/structure.md, "Definitions"):
 
-S verify passes, D drafted tokens, A accepted draft tokens, E examined tokens, G generated tokens;
-tau = G / S (plain decoding: 1), acceptance rate A / D, examined rate A / E. Rates by position are
-unconditional: accepted at depth i over S.
+S verify passes, D drafted tokens, A accepted draft tokens, E examined tokens, G generated tokens,
+C tokens that a stop string cut off; tau = (G + C) / S (plain decoding: 1), acceptance rate A / D,
+examined rate A / E. Rates by position are unconditional: accepted at depth i over S.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from forerun.core.records import Sequence, Step
 from forerun.core.tree import Tree
 
-COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
+COUNTS = ("passes", "drafted", "accepted", "examined", "generated", "cut")
 
 
 @dataclass
@@ -34,11 +34,12 @@ class Stats:
     failures: int = 0  # errors of the drafter
     drafted_by: Counter[str] = field(default_factory=Counter)  # by name of the drafter
     accepted_by: Counter[str] = field(default_factory=Counter)
+    cut: int = 0  # C
 
     @property
     def tau(self) -> float:
-        """Tokens per pass, counting the correction or bonus token."""
-        return self.generated / self.passes if self.passes else 0.0
+        """Tokens per pass, counting the correction or bonus token; at least 1."""
+        return (self.generated + self.cut) / self.passes if self.passes else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -112,7 +113,8 @@ class Recorder:
             if len(tree):
                 _count(stats, tree, step.verdicts[i].nodes, num_emitted)
             if seq.finish is not None and seq.end is not None:  # a stop string cut tokens off
-                stats.generated -= len(seq.tokens) - seq.end
+                stats.cut = len(seq.tokens) - seq.end
+                stats.generated -= stats.cut
 
 
 class StepTimer:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from forerun import registry
 from forerun.core.mixins import Persistent
 from forerun.core.records import Snapshot
-from forerun.errors import CapacityError, ConfigError
+from forerun.errors import CapacityError, ConfigError, install_extra
 from forerun.integrations.ray_worker import Request, Setup, Worker
 from forerun.state.drafter_files import MemoryFile
 
@@ -50,7 +50,7 @@ def ray_module(what: str = "--engine ray") -> Any:
         import ray
     except ImportError:
         raise ConfigError(
-            f"{what} needs Ray, which is not installed; install it with: pip install 'forerun[ray]'"
+            f"{what} needs Ray, which is not installed; {install_extra('ray')}"
         ) from None
     return ray
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations.ray_worker import Request
-from forerun.utils.files import write_atomically
+from forerun.utils.files import write_advice, write_atomically
 
 KIND = "forerun batch"  # identifies our header
 Record = dict[str, Any]
@@ -99,7 +99,7 @@ class PartialResults:
         except OSError as error:
             raise CapacityError(
                 f"cannot write {self.out}: {error.strerror}; all results are in "
-                f"{partial_of(self.out)}; free some space and run the same command again"
+                f"{partial_of(self.out)}; {write_advice(error)} and run the same command again"
             ) from None
         partial_of(self.out).unlink()
         self._file.close()
@@ -114,7 +114,7 @@ class PartialResults:
             os.ftruncate(self._file.fileno(), start)
             raise CapacityError(
                 f"cannot write {self._file.name}: {error.strerror}; earlier results are kept; "
-                "free some space and run the same command again"
+                f"{write_advice(error)} and run the same command again"
             ) from None
         return start, len(line)
 

@@ -17,7 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Any
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, install_extra
 
 TESTED_RELEASES = ("0.32.0",)  # of vLLM
 GROUP = "vllm.general_plugins"
@@ -57,7 +57,7 @@ def check_release() -> None:
     if release not in TESTED_RELEASES:
         raise ConfigError(
             f"forerun was tested with vLLM {', '.join(TESTED_RELEASES)}, but this is vLLM "
-            f"{release}; install a tested release: pip install 'forerun[vllm]'"
+            f"{release}; to install a tested release {install_extra('vllm')}"
         )
 
 

@@ -68,7 +68,8 @@ def downloads() -> tuple[Download, ...]:
 
 
 def find(name: str) -> Download | None:
-    """The model with this name or alias."""
+    """The model with this name or alias, in upper or lower case."""
+    name = str(name).lower()
     return next((one for one in downloads() if name in (one.name, *one.aliases)), None)
 
 

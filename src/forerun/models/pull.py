@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from forerun.errors import CapacityError, ModelError, UnknownName
 from forerun.models.downloads import Download, downloads, find, pulled_folder
-from forerun.models.packages import digest, disk_full, fetch, is_whole
-from forerun.utils.files import failed_write
+from forerun.models.packages import digest, fetch, is_whole, no_room
+from forerun.utils.files import failed_write, write_advice
 
 if TYPE_CHECKING:
     from forerun.models.gguf import GgufFile
@@ -80,13 +80,13 @@ def pull(name: str, *, report: Report | None = None) -> Path:
     except Exception as cause:
         if isinstance(cause, OSError) and folder.is_dir():  # pulled by another process
             return folder
-        if failed_write(cause) is not None:
-            raise disk_full(store) from cause
+        if failed := failed_write(cause):
+            raise no_room(store, failed) from cause
         if not isinstance(cause, OSError):
             raise
         raise CapacityError(
-            f"cannot write into {folder.parent}: {cause.strerror or cause}; make it writable, or "
-            "set FORERUN_CACHE to another folder"
+            f"cannot write into {folder.parent}: {cause.strerror or cause}; {write_advice(cause)}, "
+            "or set FORERUN_CACHE to another folder"
         ) from cause
     shutil.rmtree(store, ignore_errors=True)
     return folder

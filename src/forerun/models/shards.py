@@ -17,7 +17,7 @@ from forerun.models.families import Unsupported
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
 from forerun.models.gguf_names import hf_tensors
-from forerun.models.paths import GGUF
+from forerun.models.paths import is_gguf
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -109,7 +109,7 @@ def tensors(files: list[Path], dtype: torch.dtype = torch.bfloat16) -> Iterator[
 
     dtype: for dequantised GGUF weights; safetensors keep their stored dtype.
     """
-    if any(path.suffix.lower() == GGUF for path in files):
+    if any(map(is_gguf, files)):
         for path in files:
             yield from hf_tensors(GgufFile(path), dtype)
         return
@@ -125,7 +125,7 @@ def tensors(files: list[Path], dtype: torch.dtype = torch.bfloat16) -> Iterator[
 
 def file_of(name: str, files: list[Path]) -> Path:
     """The file that holds a tensor."""
-    if files[0].suffix.lower() == GGUF:
+    if is_gguf(files[0]):
         return files[0]
     return owners(files)[name]
 

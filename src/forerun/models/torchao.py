@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, install_extra
 from forerun.runner.native.weight_format import INT4_GROUP_SIZES, WeightFormat
 
 MIN_RELEASE = 0, 18  # of torchao: the first with the configs below
@@ -28,11 +28,11 @@ def why_not(rounding: WeightFormat, device: torch.device, dtype: torch.dtype | N
             return "int8 needs a CPU or CUDA; use auto"
         return "fp8 and int4 need CUDA; use int8 on a CPU, or auto"
     if find_spec("torchao") is None:
-        return "on a GPU they need torchao; pip install 'forerun[quant]', or use auto"
+        return f"on a GPU they need torchao; {install_extra('quant')}, or use auto"
     if (found := _release(version("torchao"))) < MIN_RELEASE:
         return (
             f"they need torchao {_dotted(MIN_RELEASE)} or later, not {_dotted(found)}; "
-            "pip install 'forerun[quant]', or use auto"
+            f"{install_extra('quant')}, or use auto"
         )
     if rounding.bits == 8 and rounding.group_size:
         return "int8 with a scale per group of inputs is for CPUs; use int8"

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, install_extra
 from forerun.retrieval.passages import Passage
 from forerun.utils.numbers import whole
 
@@ -19,7 +19,7 @@ class BM25:
             import bm25s
         except ImportError:
             raise ConfigError(
-                "BM25 needs the package bm25s; install it with `pip install forerun[retrieval]`"
+                f"BM25 needs the package bm25s; {install_extra('retrieval')}"
             ) from None
         self._bm25s, self._count = bm25s, len(passages)
         self._index = bm25s.BM25()

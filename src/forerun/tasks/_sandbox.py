@@ -1,8 +1,9 @@
 """Runs generated Python code and its tests in a limited child process.
 
-The child has its own temporary folder, an empty environment, limits on time, memory and file size,
-and no network. `_sandbox_child` sets the limits that a process sets itself. This contains careless
-code, e.g. endless loops or stray writes. It does not stop code written to break out.
+The child has its own temporary folder, an environment of three variables, limits on time, memory
+and file size, and no network. `_sandbox_child` sets the limits that a process sets itself. Where
+the kernel has Landlock, it refuses changes of files outside the folder; an audit hook refuses them
+everywhere. Reading is open. It does not stop code written to break out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pathlib import Path
 from forerun.errors import ConfigError
 
 CHILD = Path(__file__).with_name("_sandbox_child.py")
+LAUNCH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("_landlock.py")))
+ENVIRONMENT = {"LC_CTYPE": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_VERDICT_BYTES = 4096
 PROBE_SECONDS = 10.0
 # prefixes of the child's command, the strictest first
@@ -85,12 +88,12 @@ def run_tests(program: str, tests: str, limits: Limits | None = None) -> Verdict
 def _started(folder: str, request: int) -> subprocess.Popen[bytes]:
     """Starts the child in a new session, so that all its processes can be killed."""
     return subprocess.Popen(
-        [*isolation(), sys.executable, "-I", str(CHILD)],
+        [*isolation(), *write_limit(isolation(), folder), sys.executable, "-I", str(CHILD)],
         stdin=request,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=folder,
-        env={},
+        env=ENVIRONMENT,
         start_new_session=True,
     )
 
@@ -119,3 +122,28 @@ def isolation() -> tuple[str, ...]:
             if found.stdout == b"works\n":
                 return prefix
     return ()
+
+
+def write_limit(prefix: tuple[str, ...], folder: str) -> tuple[str, ...]:
+    """What is put before a command so that it changes files in the folder only; empty if unable.
+
+    `prefix` is the isolation in which the command will run.
+    """
+    return (*LAUNCH, folder) if has_landlock(prefix) else ()
+
+
+@cache
+def has_landlock(prefix: tuple[str, ...]) -> bool:
+    """Whether a command under the prefix can write in its folder and not outside, by Landlock."""
+    with tempfile.TemporaryDirectory(prefix="forerun-probe-") as outside:
+        inside = Path(outside) / "inside"
+        inside.mkdir()
+        probe = (
+            "import os\nos.mkfifo('a')\ntry: os.mkfifo('../b')\n"
+            "except PermissionError: print('works')"
+        )
+        command = [*prefix, *LAUNCH, str(inside), sys.executable, "-I", "-S", "-c", probe]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            found = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, cwd=inside)
+            return found.stdout == b"works\n"
+    return False

@@ -1,7 +1,9 @@
 """The child process of `_sandbox`: limits itself, runs a program and its tests, sends a verdict.
 
 Started as `python -I FILE` with a JSON request on standard input; imports nothing of forerun. An
-audit hook refuses sockets, new processes, signals, and writes outside the folder.
+audit hook refuses sockets, new processes, signals, and writes outside the folder. Modules and
+functions that write without an audit event are taken away. Native code of other packages is not
+seen by the hook: only Landlock (`_landlock`) stops it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-REFUSED_MODULES = ("socket", "subprocess", "pty")  # all their audit events are refused
+# all audit events of these are refused
+REFUSED_MODULES = ("socket", "subprocess", "pty", "sqlite3", "syslog", "ctypes")
 REFUSED = frozenset(
     ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill")
     + ("os.killpg", "signal.pthread_kill", "resource.setrlimit", "resource.prlimit")
@@ -24,7 +27,18 @@ CHANGES_PATHS = frozenset(
     ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate")
     + ("os.chmod", "os.chown", "os.chflags", "os.utime", "os.setxattr", "os.removexattr")
 )
-UNAVAILABLE = ("ctypes", "_ctypes")  # native calls raise no audit events
+# modules that write files, start processes or run code without audit events of this interpreter
+UNAVAILABLE = frozenset(
+    ("ctypes", "_ctypes", "_cffi_backend", "sqlite3", "_sqlite3", "_gdbm", "_dbm", "readline")
+    + ("_posixshmem", "_multiprocessing", "_tkinter", "_xxsubinterpreters", "_interpreters")
+    + ("_testcapi", "_testinternalcapi", "_testmultiphase")
+)
+# functions without audit events; their modules are not imported a second time
+REMOVED = {
+    "posix": ("mkfifo", "mknod", "setxattr", "removexattr", "unshare", "setns", "chroot"),
+    "_signal": ("pidfd_send_signal",),
+    "_posixsubprocess": (),  # fork_exec is replaced
+}
 MAX_REASON = 500  # characters
 
 
@@ -36,8 +50,8 @@ def main() -> None:
     for stream in range(3):
         os.dup2(null, stream)
     set_limits(**request["limits"])
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     refuse_new_processes()
+    remove_silent_writers()
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
     try:
         run(request["program"], request["tests"])
@@ -75,6 +89,19 @@ def refuse_new_processes() -> None:
     _posixsubprocess.fork_exec = fork_exec  # type: ignore[assignment]
 
 
+def remove_silent_writers() -> None:
+    """Takes away functions and loaded modules that change files without an audit event."""
+    import signal
+
+    for public, private in ((os, "posix"), (signal, "_signal")):
+        for name in REMOVED[private]:
+            for module in (public, sys.modules[private]):
+                if hasattr(module, name):
+                    delattr(module, name)
+    for name in [name for name in sys.modules if name.partition(".")[0] in UNAVAILABLE]:
+        del sys.modules[name]
+
+
 def guard(folder: str) -> Callable[[str, tuple[Any, ...]], None]:
     """The audit hook of a process that may write in one folder only."""
 
@@ -95,7 +122,8 @@ def guard(folder: str) -> Callable[[str, tuple[Any, ...]], None]:
             if not all(is_inside(arg) for arg in args if isinstance(arg, str | bytes)):
                 raise PermissionError(f"no {event} outside the sandbox")
         elif event == "import":
-            if args[0] in UNAVAILABLE:
+            # the last part names the native module, whatever package it is loaded into
+            if args[0].rpartition(".")[2] in UNAVAILABLE or args[0] in REMOVED:
                 raise ImportError(f"{args[0]} is not available in the sandbox")
         elif event in REFUSED or event.partition(".")[0] in REFUSED_MODULES:
             raise PermissionError(f"no {event} in the sandbox")

@@ -38,14 +38,21 @@ def cannot_write(path: Path, error: OSError) -> CapacityError:
     """The default error for a file that could not be written."""
     is_taken = isinstance(error, IsADirectoryError | FileExistsError)
     advice = (
-        "move what has that name"
-        if is_taken
-        else "free some space, make the folder writable, or use another folder"
+        "move what has that name" if is_taken else f"{write_advice(error)}, or use another folder"
     )
     return CapacityError(
         f"cannot write {path.name} into the folder {path.parent}: {error.strerror or error}; "
         f"{advice}"
     )
+
+
+def write_advice(error: OSError) -> str:
+    """What to do about a failed write, by its cause."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
+    if error.errno == errno.EFBIG:
+        return "raise the limit of file sizes (ulimit -f unlimited)"
+    return "make the folder, or make it writable"
 
 
 def failed_write(error: BaseException) -> OSError | None:

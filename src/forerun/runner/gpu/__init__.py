@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from forerun.errors import install_extra
+
 if TYPE_CHECKING:  # `forerun doctor` imports this before torch
     import torch
 
@@ -20,7 +22,7 @@ def unavailable(device: torch.device) -> str:
     import torch
 
     if find_spec("triton") is None:
-        return "triton is not installed; pip install 'forerun[cuda]'"
+        return f"triton is not installed; {install_extra('cuda')}"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} is older than Ampere"
     return ""

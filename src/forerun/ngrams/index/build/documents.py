@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, install_extra
 from forerun.ngrams.index.build.parquet import dataset_batches, is_dataset, table_batches
 from forerun.state.array_file import reading
 from forerun.utils.files import check_text, parsed
@@ -170,7 +170,7 @@ def _zstandard() -> Any:
         import zstandard
     except ImportError:
         raise ConfigError(
-            "files that end in .zst need the package zstandard; run pip install 'forerun[index]'"
+            f"files that end in .zst need the package zstandard; {install_extra('index')}"
         ) from None
     return zstandard
 

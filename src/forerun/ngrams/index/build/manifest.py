@@ -33,6 +33,7 @@ import numpy as np
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.ngrams.index.build.suffix_array import TYPES, separator
 from forerun.state.array_file import reading
+from forerun.utils.files import write_advice
 
 FORMAT, VERSION = "forerun-index", 1
 KINDS = {
@@ -230,8 +231,8 @@ def sha256_of(file: Path) -> str:
 def write_error(file: Path | str, error: OSError) -> CapacityError:
     """The error for a failed write, for example on a full disk."""
     return CapacityError(
-        f"cannot write {file}: {error.strerror or error}; free some space and run the same command "
-        "again to continue. An earlier index in this folder is unchanged"
+        f"cannot write {file}: {error.strerror or error}; {write_advice(error)} and run the same "
+        "command again to continue. An earlier index in this folder is unchanged"
     )
 
 

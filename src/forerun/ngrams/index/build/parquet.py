@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, install_extra
 
 
 def is_dataset(path: Path) -> bool:
@@ -57,6 +57,6 @@ def _arrow() -> Any:
         import pyarrow
     except ImportError:
         raise ConfigError(
-            "Parquet files and datasets need the package pyarrow; run pip install 'forerun[index]'"
+            f"Parquet files and datasets need the package pyarrow; {install_extra('index')}"
         ) from None
     return pyarrow

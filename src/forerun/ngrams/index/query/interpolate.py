@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.core.records import Snapshot
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, install_extra
 from forerun.ngrams.index.query.engine import Ids, Index
 from forerun.ngrams.index.query.results import Next
 from forerun.state import array_file
@@ -182,7 +182,7 @@ def _sklearn() -> Any:
         from sklearn.ensemble import RandomForestRegressor
     except ImportError:
         raise ConfigError(
-            "fitting a forest needs scikit-learn; run pip install 'forerun[interpolation]', or fit "
+            f"fitting a forest needs scikit-learn; {install_extra('interpolation')}, or fit "
             "TwoWeights"
         ) from None
     return RandomForestRegressor

@@ -145,7 +145,8 @@ def test_native_kernels_are_divided_by_kind(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = make_tiny(tmp_path / "tiny")
-    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}  # not too fast
+    # large enough to be timed
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
     config = LlamaConfig.from_pretrained(folder, num_key_value_heads=4, head_dim=64, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     loaded = forerun.load(folder, dtype="fp32")

@@ -222,21 +222,17 @@ def test_a_cache_that_cannot_be_written(
 
 def test_a_limit_of_file_sizes_is_named(shop: Shop) -> None:
     """RLIMIT_FSIZE stops the conversion; the disk has room."""
+    size, source = shop.gguf.stat().st_size + 1000, str(Path(forerun.__file__).parents[1])
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED + RUN, str(table._DATA), "pull", NAME],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, "-c", limit + RUN, str(shop.table), "pull", NAME],
+        env=os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{source}"},
         capture_output=True,
         text=True,
     )
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and "file-size limit" in last and "ulimit -f" in last
     assert "space" not in last and shop.nothing_looks_whole()
-
-
-LIMITED = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-"""
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES])

@@ -24,6 +24,7 @@ import numpy as np
 
 from forerun.core.records import Snapshot
 from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.utils.files import failed_write, write_advice
 from forerun.utils.version import __version__
 
 FORMAT = 1
@@ -80,10 +81,10 @@ def write(path: Path | str, snapshot: Snapshot, origin: Origin) -> Origin:
         save_file(arrays, temporary, metadata=header)
         _replace(temporary, path)
     except (OSError, SafetensorError) as cause:
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        known = failed_write(cause) or (cause if isinstance(cause, OSError) else OSError())
         raise CapacityError(
-            f"cannot write {path}: {reason}; free some space or use another path (an existing file "
-            "has not changed)"
+            f"cannot write {path}: {known.strerror or cause}; {write_advice(known)}, or use "
+            "another path (an existing file has not changed)"
         ) from None
     finally:
         with suppress(OSError):

@@ -77,7 +77,9 @@ def test_without_torchao_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torchao, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'forerun\[quant\]', or use auto"):
+    with pytest.raises(
+        ConfigError, match=r"pip install '.\[quant\]' in a clone of forerun, or use auto"
+    ):
         check_rounding("fp8", WeightFormat.parse("fp8"), "model", CUDA, None)
 
 
@@ -87,7 +89,7 @@ def test_a_release_that_lacks_the_configs_is_refused(
 ) -> None:
     monkeypatch.setattr(torchao, "find_spec", lambda _: object())
     monkeypatch.setattr(torchao, "version", lambda _: release)
-    with pytest.raises(ConfigError, match=r"need torchao 0.18 or later, not 0.9; pip install"):
+    with pytest.raises(ConfigError, match=r"need torchao 0.18 or later, not 0.9; run pip install"):
         check_rounding("int8", WeightFormat.parse("int8"), "model", CUDA, None)
 
 

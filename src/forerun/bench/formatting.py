@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from forerun.bench.metrics import SpeedUp
 
 GIB, MIB = 1 << 30, 1 << 20
+MIN_INTERVAL_PROMPTS = 3  # with two, Student's t gives an interval of orders of magnitude
 
 
 def number(value: float) -> str:
@@ -34,10 +35,11 @@ def span(low: float, high: float) -> str:
 
 
 def times(speed: SpeedUp | None) -> str:
-    """A speed-up with its interval as "2.07x (2.01 to 2.14)"."""
+    """A speed-up with its interval as "2.07x (2.01 to 2.14)"; few prompts show none."""
     if speed is None:
         return "-"
-    return factor(speed.ratio) + (f" ({span(*speed.interval)})" if speed.interval else "")
+    known = speed.interval if speed.prompts >= MIN_INTERVAL_PROMPTS else None
+    return factor(speed.ratio) + (f" ({span(*known)})" if known else "")
 
 
 def value_range(values: Sequence[float], form: Callable[[float], str]) -> str:

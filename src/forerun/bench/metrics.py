@@ -21,7 +21,6 @@ from forerun.bench.results import Record, SampleRecord
 PLAIN = "plain"  # the baseline: our own decoding without drafts
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
 NUM_BOOTSTRAP_DRAWS = 2000
-MIN_INTERVAL_PROMPTS = 3  # with two, Student's t gives an interval of orders of magnitude
 MIN_BOOTSTRAP_VALUES = 10  # with fewer values a bootstrap interval is too narrow
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom, up to MIN_BOOTSTRAP_VALUES - 2
 STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
@@ -217,12 +216,9 @@ def paired_speed_up(
 
 
 def speed_of(by_prompt: dict[tuple[str, int], float]) -> SpeedUp | None:
-    """The speed-up of ratios by prompt; None if there are none. Few prompts give no interval."""
+    """The speed-up of ratios by prompt; None if there are none."""
     values = list(by_prompt.values())
-    if not values:
-        return None
-    known = interval(values) if len(values) >= MIN_INTERVAL_PROMPTS else None
-    return SpeedUp(geometric_mean(values), known, by_prompt)
+    return SpeedUp(geometric_mean(values), interval(values), by_prompt) if values else None
 
 
 def quotient(here: SpeedUp | None, there: SpeedUp | None) -> SpeedUp | None:

@@ -94,7 +94,7 @@ class Run:
         # tenant of seeded prompts
         self._seeded_tenant = f"{tenant}\0{self._number}" if forget_after_run else tenant
         pairs = zip(prompts, samplings, strict=True)
-        self._is_alone = len(prompts) == 1
+        self._is_alone = len(prompts) == 1 and numbers is None
         firsts = [self._first(i, *pair) for i, pair in enumerate(pairs)]
         self._longest = max(seq.num_prompt + seq.limit for seq in firsts)
         self._left = self._sequences(firsts, range(len(prompts)) if numbers is None else numbers)

@@ -86,6 +86,7 @@ def check_gains(cells, tokenizer: Tokenizer, seed: int = 1) -> None:
     assert mean("on_policy") > mean("fixed") - 0.02
 
 
+@pytest.mark.slow
 def test_distillation_raises_tau(tokenizer: Tokenizer) -> None:
     check_gains(product(("fixed", "on_policy"), ("fkl", "tvd")), tokenizer)
 

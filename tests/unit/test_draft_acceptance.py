@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import PretrainedConfig
 
 from forerun.core.modelled_speedup import best_gamma, block_efficiency, speedup, tau_of_ratio
 from forerun.errors import ConfigError
 from forerun.training.data import Documents
 from forerun.training.drafts.acceptance import held_out_acceptance
-from forerun.training.drafts.shapes import candidates, num_parameters, rated, shape
+from forerun.training.drafts.phases import Budget
+from forerun.training.drafts.shapes import candidates, choose, num_parameters, rated, shape
 from forerun.training.language_model import Size, build_model
+from forerun.training.progress import silent
 from forerun.training.tokenizer import train_tokenizer
 
 
@@ -45,6 +48,7 @@ class Fixed(torch.nn.Module):
     def __init__(self, logits: list[float]) -> None:
         super().__init__()
         self.rows = torch.tensor(logits)
+        self.config = PretrainedConfig(vocab_size=len(logits))
 
     def forward(self, input_ids, use_cache=False):
         found = type("Output", (), {})()
@@ -95,3 +99,27 @@ def test_a_costly_shape_needs_more_acceptance():
     better = rated(shape(64, 4), 512, c=0.2, alpha=0.85)
     assert slow.speedup < fast.speedup < better.speedup
     assert fast.gamma == 4 and fast.parameters == num_parameters(shape(64, 1), 512)
+
+
+def test_shapes_that_are_measured_are_not_measured_again(tmp_path):
+    path, measured = tmp_path / "shapes.json", []
+    sizes = candidates(288, 200_000, (1, 2, 4))
+
+    def rate(size):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(size.layers)
+        return rated(size, 288, c=0.1 * size.layers, alpha=0.5)
+
+    with pytest.raises(KeyboardInterrupt):
+        choose(path, sizes, rate, silent)
+    assert measured == [1, 2]
+    measured = [None]  # room for one more
+    assert choose(path, sizes, rate, silent).size.layers == 1
+    assert measured == [None, 4]
+
+
+def test_a_probe_ends_after_its_steps_or_a_twentieth_of_the_minutes():
+    assert Budget(max_steps=8).probe(60).minutes is None
+    found = Budget(minutes=10).probe(60)
+    assert found.max_steps == 60 and found.minutes == pytest.approx(0.5)

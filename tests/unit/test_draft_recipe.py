@@ -15,6 +15,7 @@ import forerun
 from forerun.cli.main import main
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
+from forerun.training.drafts import data
 from forerun.training.drafts.card import data_hash
 from forerun.training.drafts.data import read_prompts, reference_answers, running_text
 from forerun.training.drafts.distillation import DIVERGENCES, Best, Distilled, divergence
@@ -160,6 +161,19 @@ def test_a_target_that_changed_is_refused_on_resume(target, prompts, tmp_path):
     make_tiny(copy, seed=4)
     with pytest.raises(ConfigError, match="target_hash"):
         recipe(copy, prompts).train(tmp_path / "out", resume=True)
+
+
+def test_only_a_part_of_many_held_out_answers_is_read(target, prompts, trained, monkeypatch):
+    one = recipe(target, prompts)
+    one.open(trained)
+    one.material.read()
+    everything = one.material.held
+    assert set(one.material.numbers[everything] % 10) == {0} and len(everything) > 4
+    lengths = one.material.records.lengths()[everything]
+    monkeypatch.setattr(data, "MAX_HELD_TOKENS", int(lengths[:3].sum()))
+    one.material.read()
+    assert one.material.held.tolist() == everything[:3].tolist()
+    assert not set(one.material.trained) & set(everything)
 
 
 def test_losses_read_the_target_or_its_stored_rows(target, trained):

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from forerun.training.data import Batches, Documents
 
+MAX_LOGITS = 2**27  # of a batch, 512 MiB in float32
+
 
 @torch.no_grad()
 def held_out_acceptance(
@@ -27,8 +29,10 @@ def held_out_acceptance(
     """Mean alpha_tv at temperature 1 over the answers in `only`, with the same per domain.
 
     "greedy" is the share of positions where both models prefer the same token, the acceptance at
-    temperature 0. domains: domain of a prompt by its number.
+    temperature 0. domains: domain of a prompt by its number. budget: padded tokens of a batch;
+    large vocabularies have smaller ones.
     """
+    budget = max(1, min(budget, MAX_LOGITS // target.config.vocab_size))
     kinds = dict.fromkeys(["all"] if documents.numbers is None or not domains else domains.values())
     groups = {
         kind: only

@@ -27,6 +27,7 @@ from forerun.training.records import read_records
 
 MIN_PROMPTS = 10
 HELD_OUT = 10  # every tenth prompt is held out
+MAX_HELD_TOKENS = 20_000  # of held-out prompts and answers, which the target reads 30 times
 GRID = (0.0, 0.6, 0.8, 1.0)  # temperatures of answers
 MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
 MAX_LIVE_TOKENS = 128  # of an answer that the draft generates
@@ -73,7 +74,9 @@ class DraftData:
         self.records = read_records(self.folder, self.target)
         self.numbers = self.records.numbers
         assert self.numbers is not None
-        self.held = np.flatnonzero(self.numbers % HELD_OUT == 0)
+        held = np.flatnonzero(self.numbers % HELD_OUT == 0)
+        few = np.cumsum(self.records.lengths()[held]) <= MAX_HELD_TOKENS
+        self.held = held[few] if few.any() else held[:1]
         self.trained = np.flatnonzero(self.numbers % HELD_OUT)
 
     @property

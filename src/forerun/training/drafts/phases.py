@@ -20,6 +20,7 @@ from forerun.training.progress import Watch, step_note
 CODE_SHARE = 2 / 3  # of tokens in continued training
 EVALUATIONS = 8  # of held-out acceptance per phase
 RATES = {"pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
+PROBE_SHARE = 0.05  # of the minutes, for each shape at most
 TWO, THREE = (0.5, 0.5), (0.45, 0.2, 0.35)  # shares of the budget
 
 
@@ -55,8 +56,9 @@ class Budget:
         )
 
     def probe(self, steps: int) -> LoopOptions:
-        """Budget of the short training before a shape is judged."""
-        return LoopOptions(max_steps=steps, warmup_steps=5, seed=self.seed)
+        """Budget of the short training before a shape is judged: steps, or a share of the time."""
+        minutes = None if self.minutes is None else PROBE_SHARE * self.minutes
+        return LoopOptions(max_steps=steps, minutes=minutes, warmup_steps=5, seed=self.seed)
 
 
 @dataclass(frozen=True)

@@ -98,13 +98,13 @@ def fastest(found: list[Candidate]) -> Candidate:
 def choose(
     path: Path, sizes: list[Size], rate: Callable[[Size], Candidate], watch: Watch
 ) -> Candidate:
-    """The fastest of several shapes; measured once and kept in a file, for resumed runs."""
-    if path.exists():
-        rows = json.loads(path.read_text())
-        return fastest([Candidate(**row | {"size": Size(**row["size"])}) for row in rows])
-    show, found = counted(watch, "shapes", "shapes"), list[Candidate]()
-    for num, size in enumerate(sizes, 1):
+    """The fastest of several shapes. Each is measured once and kept in a file, for resumed runs."""
+    rows = json.loads(path.read_text()) if path.exists() else []
+    found = [Candidate(**row | {"size": Size(**row["size"])}) for row in rows]
+    show = counted(watch, "shapes", "shapes")
+    show(len(found), len(sizes))
+    for size in sizes[len(found) :]:
         found.append(rate(size))
-        show(num, len(sizes))
-    write_json(path, [asdict(one) for one in found])
+        write_json(path, [asdict(one) for one in found])
+        show(len(found), len(sizes))
     return fastest(found)

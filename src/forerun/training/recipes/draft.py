@@ -10,6 +10,7 @@ acceptance of a short probe. The weights with the best held-out acceptance are k
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +40,7 @@ from forerun.training.export import save
 from forerun.training.language_model import Size, build_model
 from forerun.training.loop import Loop
 from forerun.training.processes import check_shares, my_device, num_processes, process_group
-from forerun.training.progress import Watch, silent
+from forerun.training.progress import Watch, silent, step_note
 from forerun.training.recipes.base import Recipe
 
 METHODS = {  # loss and data of the alignment phase, share of running text in it
@@ -72,9 +73,10 @@ class Draft(Recipe):
     draft) or mixed; auto is that of the recipe.
     top_k: number of target probabilities to store per token; 0 computes the target in every step.
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
-    minutes: training time of all phases; answers, probes and measurements come on top.
+    minutes: training time of all phases; answers, probes (up to a twentieth for each shape) and
+    measurements come on top.
     max_steps: maximum number of steps of all phases.
-    probe_steps: steps of training before a shape is judged.
+    probe_steps: maximum number of steps before a shape is judged.
     micro_tokens: padded tokens per micro-batch.
     micro_batches: micro-batches per step; the processes share them.
     threads: number of processes: CPU cores, or GPUs with device cuda; each loads the target.
@@ -203,16 +205,20 @@ class Draft(Recipe):
         """The shape with the highest modelled speed-up; measured once and kept in the folder."""
         most = int(self.share * sum(p.numel() for p in self.teacher.parameters()))
         sizes = candidates(self.vocab, most, (self.layers,) if self.layers else DEPTHS)
-        return choose(self.state / "shapes.json", sizes, self.rated, watch)
+        rate = partial(self.rated, watch=watch)
+        return choose(self.state / "shapes.json", sizes, rate, watch)
 
-    def rated(self, size: Size) -> Candidate:
+    def rated(self, size: Size, watch: Watch = silent) -> Candidate:
         """A shape with its measured cost, and its acceptance after a short training."""
         model, device = self.build(size), my_device(self.device)
         seconds = one_row_seconds(self.target.target)
         c = step_seconds(model, self.target.tokenizer.inner) / seconds
         torch.nn.Module.to(model, device)
         trained = Distilled(model, self.material.text(self.corpus), None)
-        Loop(trained, self.budget.probe(self.probe_steps), device).run()
+        loop = Loop(trained, self.budget.probe(self.probe_steps), device)
+        title = f"probe, {size.layers} layers"
+        loop.on_step = lambda progress: watch(title, *step_note(progress, loop.spent()))
+        loop.run()
         return rated(size, self.vocab, c, self.material.acceptance(model, self.teacher)["all"])
 
     def build(self, size: Size) -> PreTrainedModel:

@@ -69,6 +69,7 @@ TRAPS: dict[str, tuple[str, Constraint]] = {
 COUNTS = (1, 10, 100, 1000)
 PARTICLES = ("smc 5", "smc 20")
 SUITES = ("bv4", "SLIA")
+WINDOWS = 4  # of the samples of SyGuS
 MAX_SYGUS_SAMPLES = 400  # real models take a second for each
 
 
@@ -189,16 +190,17 @@ def sygus(setting: Setting, store: Store) -> str:
 
                 def drawn(problem: tasks.Problem = problem, how: str = how) -> Row:
                     assert needed.model is not None
-                    return _samples_row(needed.model, problem, how, num, setting)
+                    count = num // WINDOWS if how in PARTICLES else num  # particles do not learn
+                    return _samples_row(needed.model, problem, how, count, setting)
 
                 rows[how] = store.row(key, drawn)
-            lines += _sygus_lines(problem.name, rows)
+            lines += _sygus_lines(problem.name, rows, num)
     head = ["problem", "sampling", "cut", "texts", "log-likelihood"]
     head += ["first quarter", "last quarter"]
     return (
         "SyGuS: KL(frequencies of a quarter of the samples || renormalised likelihoods of all "
-        f"distinct texts), nats; {setting.model}, {num} samples; cut: share of texts that "
-        f"{setting.tokens} tokens do not end\n\n" + table(head, lines)
+        f"distinct texts), nats; {setting.model}, {num} samples, of particles a quarter; cut: "
+        f"share of texts that {setting.tokens} tokens do not end\n\n" + table(head, lines)
     )
 
 
@@ -221,7 +223,8 @@ def _samples_row(model: Model, problem: tasks.Problem, how: str, num: int, setti
     }
 
 
-def _sygus_lines(name: str, rows: dict[str, Row]) -> list[list[object]]:
+def _sygus_lines(name: str, rows: dict[str, Row], num: int) -> list[list[object]]:
+    """Lines of a problem. num: samples of which the windows are a quarter."""
     likelihood: dict[str, float] = {}  # text -> log-likelihood of its likeliest split
     for row in rows.values():
         for text, logp in zip(row["texts"], row["logp"], strict=True):
@@ -232,7 +235,8 @@ def _sygus_lines(name: str, rows: dict[str, Row]) -> list[list[object]]:
     total = top + math.log(sum(math.exp(logp - top) for logp in likelihood.values()))
     lines: list[list[object]] = []
     for how, row in rows.items():
-        texts, size = row["texts"], max(len(row["texts"]) // 4, 1)
+        texts = row["texts"]
+        size = max(num * len(texts) // (WINDOWS * row["num"]), 1)
         windows = texts[:size], texts[-size:]
         kls = [_window_divergence(one, likelihood, total) if texts else None for one in windows]
         logp = float(np.mean(row["logp"])) if texts else None

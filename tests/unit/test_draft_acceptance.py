@@ -56,6 +56,19 @@ class Fixed(torch.nn.Module):
         return found
 
 
+class ByToken(Fixed):
+    """A model with logits that depend on the token before."""
+
+    def __init__(self, logits: list[list[float]]) -> None:
+        super().__init__(logits[0])
+        self.rows = torch.tensor(logits)
+
+    def forward(self, input_ids, use_cache=False):
+        found = type("Output", (), {})()
+        found.logits = self.rows[input_ids]
+        return found
+
+
 def test_held_out_acceptance_is_the_overlap_on_answers():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     made = Documents.of([([0, 1, 2, 0], 2), ([0, 1], 1), ([2, 2, 2], 3)])
@@ -67,6 +80,18 @@ def test_held_out_acceptance_is_the_overlap_on_answers():
     assert found == pytest.approx({"all": 0.7, "greedy": 0.0, "a": 0.7, "b": 0.7}, abs=1e-6)
     same = held_out_acceptance(target, target, documents, np.array([0]))
     assert same == pytest.approx({"all": 1.0, "greedy": 1.0}, abs=1e-6)
+
+
+def test_prompts_without_a_domain_count_once():
+    """Accepted after token 0 always, after token 1 in 0.7."""
+    p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
+    target, draft = ByToken(np.log([p, p]).tolist()), ByToken(np.log([p, q]).tolist())
+    made = Documents.of([([0, 0], 1), ([1, 1], 1), ([1, 1], 1)])
+    documents = Documents(made.tokens, made.starts, made.prompts, numbers=np.array([0, 1, 2]))
+    for domains in ({0: "a", 1: "all", 2: "all"}, {0: "a", 1: "b", 2: "b"}, None):
+        found = held_out_acceptance(draft, target, documents, np.arange(3), domains)
+        assert found["all"] == pytest.approx(0.8, abs=1e-6)
+        assert domains is None or found["a"] == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [shape(64, 2), shape(256, 3), Size(96, 1, 4, 2, 160)])

@@ -24,6 +24,7 @@ from forerun.core.sampling import Sampling
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.runner.kv_cache import Cache
 from forerun.training.checkpoints import load_checkpoint
+from forerun.training.drafts.data import read_prompts
 from forerun.training.recipes.draft import Draft
 from forerun.training.records import read_records
 
@@ -65,15 +66,98 @@ def kill_in(phase: str):
         ("", r"has 0 prompts; a draft needs at least 10"),
         ('{"prompt": "one"}\n' * 9, r"has 9 prompts; a draft needs at least 10"),
         ('{"prompt": ""}\n' * 20, r":1 has the prompt '', not text"),
-        ('{"prompt": "' + "one two " * 200 + '"}\n' + '{"prompt": "a"}\n' * 20, "context"),
+        ('{"prompt": "' + "one two " * 200 + '"}\n' + '{"prompt": "a"}\n' * 9, "has 9 prompts"),
+        ('{"prompt": "a", "domain": "greedy"}\n', ":1 has the domain 'greedy'"),
     ],
-    ids=["empty", "tiny", "no text", "longer than the context"],
+    ids=["empty", "tiny", "no text", "longer than the context", "name of a column"],
 )
 def test_prompts_that_cannot_be_used(target: Path, tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "prompts.jsonl").write_text(text)
     with pytest.raises((ConfigError, DataError, CapacityError), match=said):
         recipe(target, tmp_path / "prompts.jsonl").train(tmp_path / "out")
     assert not any((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_long_prompts_are_left_out_with_a_warning(
+    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"prompt": "one two " * (200 if i in (3, 7) else 1)} for i in range(14)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_prompts(path, 11, forerun.load(str(target)))
+    assert [prompt.text for prompt in found] == ["one two "] * 11
+    assert "2 prompts are left out, the first in line 4" in caplog.text
+
+
+def test_separators_of_unicode_inside_a_prompt(target: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    row = json.dumps({"prompt": "one\u2028two\x85"}, ensure_ascii=False)
+    path.write_text(f"{row}\r\n" * 12, encoding="utf-8", newline="")
+    assert {p.text for p in read_prompts(path, 20, forerun.load(str(target)))} == {
+        "one\u2028two\x85"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"code": Path("nothere.py")}, "nothere.py does not exist"),
+        ({"corpus": Path("nothere.txt")}, "nothere.txt does not exist"),
+        ({"share": 0.0001}, "use a larger share"),
+        ({"data": "fixed"}, 'needs an "answer" for each prompt'),
+    ],
+)
+def test_what_can_be_checked_is_checked_first_and_does_not_block_the_folder(
+    target: Path, prompts: Path, tmp_path: Path, options: dict, said: str
+) -> None:
+    out, shown = tmp_path / "out", list[str]()
+
+    def watch(title: str, share: float, note: str) -> None:
+        shown.append(title)
+        raise KeyboardInterrupt
+
+    with pytest.raises((ConfigError, DataError), match=said):
+        recipe(target, prompts, **options).train(out, watch=watch)
+    assert not shown
+    with pytest.raises(KeyboardInterrupt):  # the corrected run begins
+        recipe(target, prompts).train(out, watch=watch)
+    assert shown == ["records"]
+
+
+def test_other_prompts_under_the_same_name_are_refused(target: Path, tmp_path: Path) -> None:
+    path, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    path.write_text('{"prompt": "the cat"}\n' * 12)
+    with pytest.raises(KeyboardInterrupt):
+        recipe(target, path).train(out, watch=kill_in("align"))
+    path.write_text('{"prompt": "the dog"}\n' * 12)
+    with pytest.raises(ConfigError, match="content of prompts"):
+        recipe(target, path).train(out, resume=True)
+
+
+def test_a_finished_run_takes_more_steps(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """The last phase is longer; the one before it is not trained again."""
+    out = tmp_path / "out"
+    recipe(target, prompts).train(out)
+    first = json.loads((out / "draft.json").read_text())["training"]
+    recipe(target, prompts, max_steps=16).train(out, resume=True)
+    found = json.loads((out / "draft.json").read_text())["training"]
+    steps = [{name: one["step"] for name, one in each.items()} for each in (first, found)]
+    assert steps == [{"pretrain": 4, "align": 4}, {"pretrain": 4, "align": 8}]
+
+
+def test_a_phase_that_begins_from_ruined_weights_says_so(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        recipe(target, prompts).train(out, watch=kill_in("align"))
+    (out / "state" / "align.pt").unlink()
+    held = load_checkpoint(out / "state" / "pretrain.pt")
+    for p in held["parameters"].values():
+        p.fill_(1e38)
+    torch.save(held, out / "state" / "pretrain.pt")
+    with pytest.raises(DataError, match=r"phase align: .*an earlier phase diverged: delete"):
+        recipe(target, prompts, rate=0.5).train(out, resume=True)
 
 
 def test_weights_that_overflow_end_the_run(target: Path, prompts: Path, tmp_path: Path) -> None:

@@ -355,7 +355,8 @@ def hint_small(model: Any, drafter: str) -> None:
     if registry.parse(drafter)[0] != "none" and weights < SMALL_BYTES:
         notice(
             f"{Path(model.name).name or 'this model'} is too small to gain from drafts "
-            f"({weights / 1e6:.0f} MB of weights); to see a gain, run: forerun demo"
+            f"({weights / 1e6:.0f} MB of weights), so they may be left out; --controller fixed "
+            "always drafts; to see a gain, run: forerun demo"
         )
 
 

@@ -194,7 +194,7 @@ def stats_lines(stats: Stats, num_samples: int, seconds: float) -> list[str]:
     ]
     if stats.per_position:
         shown = [f"{i}: {rate:.2f}" for i, rate in enumerate(stats.per_position[:10], start=1)]
-        lines.append("accepted at depth " + "  ".join(shown))
+        lines.append("accepted at depth, share of all passes: " + "  ".join(shown))
     return lines
 
 

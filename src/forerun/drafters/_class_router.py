@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
+from forerun.utils.files import read_lines
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ class ClassRouter:
     def read(cls, path: str | Path, tokenizer: Tokenizer) -> ClassRouter:
         """A router of the examples in a JSON-lines file. Raises DataError, ConfigError."""
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = read_lines(Path(path))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path} cannot be read ({error}); {FORM}") from None
         examples = list[tuple[list[int], str]]()

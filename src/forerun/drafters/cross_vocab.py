@@ -53,8 +53,8 @@ Growth = Generator[list[Path], list[np.ndarray], Tree]  # wants paths, is sent d
 class CrossVocab(ModelDrafter):
     """model: a folder, a hub id, or a loaded runner with its tokenizer.
 
-    method: see above. grower: of method tli. The n-grams of omni are kept for all later texts of a
-    tenant.
+    method: omni (n-grams), tli (the tokens of both vocabularies) or slem (the draft's text).
+    grower: of method tli. The n-grams of omni are kept for all later texts of a tenant.
     """
 
     def __init__(

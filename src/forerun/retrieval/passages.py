@@ -17,7 +17,7 @@ from forerun.errors import ConfigError, DataError
 from forerun.models.identity import tokenizer_hash
 from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams.index.fm.index import SAMPLE, FMIndex
-from forerun.utils.files import parsed
+from forerun.utils.files import parsed, read_lines
 
 TITLE_END = "<|title-end|>"
 BODY, TITLE, PASSAGE = "<|body|>", "<|title|>", "<|passage|>"  # last token of a prompt
@@ -37,7 +37,7 @@ def read_passages(path: Path | str) -> list[Passage]:
     """Reads a JSON-lines file with title, body and optional held_out. Raises DataError."""
     path = Path(path)
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"cannot read passages from {path}: {error}; expected a text file of JSON lines"

@@ -55,6 +55,11 @@ def has_run(folder: Path) -> bool:
     return (folder / NAME).exists() or any(folder.glob("*.pt"))
 
 
+def has_results(folder: Path) -> bool:
+    """Whether a folder has files other than plans."""
+    return any(path.is_file() and path.name != NAME for path in folder.rglob("*"))
+
+
 def settings(recipe: Planned) -> dict[str, Any]:
     """Options that a resumed run must not change, and constants of the recipe, for JSON."""
     kept = [name for name in registry.options(type(recipe)) if name not in recipe.may_change]
@@ -89,7 +94,12 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def check_plan(folder: Path, wanted: dict[str, Any]) -> None:
-    """Raises ConfigError for the first setting that differs from the folder's plan."""
+    """Raises ConfigError for the first setting that differs from the folder's plan.
+
+    The plan of a run that has written nothing else, such as one that was refused, does not count.
+    """
+    if not has_results(folder):
+        return
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they are read back
     for name, before in read_plan(folder).items():
         if name in wanted and wanted[name] != before:

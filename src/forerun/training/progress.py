@@ -28,16 +28,21 @@ def silent(title: str, share: float, note: str) -> None:
 
 
 def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
-    """A callback (done, total) that reports progress with the estimated time left."""
-    start, first = time.monotonic(), list[int]()
+    """A callback (done, total) that reports progress with the estimated time left.
+
+    The rate is that after the first report with something done, which includes compiling.
+    """
+    marks = list[tuple[int, float]]()  # done and time at the first two reports
 
     def show(done: int, total: int) -> None:
-        if not first:
-            first.append(done)  # done by an earlier run: not part of the rate
-        made, left = done - first[0], total - done
+        now = time.monotonic()
+        if not marks or (len(marks) == 1 and done > marks[0][0]):
+            marks.append((done, now))
+        before, start = marks[-1]
+        made, left = done - before, total - done
         note = f"{done}/{total} {unit}"
         if made and left:
-            note += f"  {(time.monotonic() - start) / made * left / 60:.0f} min left"
+            note += f"  {(now - start) / made * left / 60:.0f} min left"
         watch(title, done / total, note)
 
     return show

@@ -20,6 +20,7 @@ from forerun.training.drafts.data import prompt_ids
 from forerun.training.online import OnlineLearner
 from forerun.training.online_state import restore, state_of
 from forerun.training.progress import Watch, counted, silent
+from forerun.utils.files import read_lines
 from forerun.utils.signals import delayed_interrupt
 
 CHECKPOINT_MINUTES = 3.0
@@ -161,7 +162,7 @@ class Replay:
 def read_traffic(path: Path, num: int) -> list[Request]:
     """Up to `num` requests of a JSON-lines file. Raises DataError, ConfigError if it is empty."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); {FORM}") from None
     found = list[Request]()

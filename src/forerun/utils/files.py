@@ -136,6 +136,14 @@ def _write_and_sync(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, which end with a line feed; JSON may hold other separators.
+
+    Raises OSError, UnicodeDecodeError.
+    """
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
 def check_text(where: str, text: str) -> None:
     """Raises DataError for lone surrogates: bytes that were not UTF-8, or half of a pair."""
     try:

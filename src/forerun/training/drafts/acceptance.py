@@ -29,17 +29,14 @@ def held_out_acceptance(
     """Mean alpha_tv at temperature 1 over the answers in `only`, with the same per domain.
 
     "greedy" is the share of positions where both models prefer the same token, the acceptance at
-    temperature 0. domains: domain of a prompt by its number. budget: padded tokens of a batch;
-    large vocabularies have smaller ones.
+    temperature 0. domains: domain of a prompt by its number, "all" for those without one. budget:
+    padded tokens of a batch; large vocabularies have smaller ones.
     """
     budget = max(1, min(budget, MAX_LOGITS // target.config.vocab_size))
-    kinds = dict.fromkeys(["all"] if documents.numbers is None or not domains else domains.values())
-    groups = {
-        kind: only
-        if kind == "all"
-        else only[[(domains or {})[int(n)] == kind for n in documents.numbers[only]]]  # type: ignore[index]
-        for kind in kinds
-    }
+    groups = {"all": only}  # disjoint
+    if domains and documents.numbers is not None:
+        labels = np.array([domains[int(n)] for n in documents.numbers[only]])
+        groups = {kind: only[labels == kind] for kind in dict.fromkeys(domains.values())}
     sums = {kind: _sums(draft, target, documents, part, budget) for kind, part in groups.items()}
     total = np.sum(list(sums.values()), axis=0)
     found = {"all": float(total[0] / total[2]), "greedy": float(total[1] / total[2])}

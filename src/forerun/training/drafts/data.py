@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from forerun.training.live import LiveBatches, draw_from_module
 from forerun.training.mixture import PackedBatches, windows
 from forerun.training.progress import Watch, silent
 from forerun.training.records import read_records
+from forerun.utils.files import read_lines
 
+log = logging.getLogger("forerun")
 MIN_PROMPTS = 10
 HELD_OUT = 10  # every tenth prompt is held out
 MAX_HELD_TOKENS = 20_000  # of held-out prompts and answers, which the target reads 30 times
@@ -32,6 +36,7 @@ GRID = (0.0, 0.6, 0.8, 1.0)  # temperatures of answers
 MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
 MAX_LIVE_TOKENS = 128  # of an answer that the draft generates
 PIECE = 4000  # characters of a text that are tokenised at once
+COLUMNS = {"greedy", "file", "phase", "step"}  # of reports, beside the domains
 FORM = 'expected a JSON object per line with "prompt", and optionally "answer" and "domain"'
 
 
@@ -56,6 +61,7 @@ class DraftData:
     micro_tokens: int = 4096
     micro_batches: int = 2  # per step
     seed: int = 0
+    _texts: dict[Path, Documents] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ids = [prompt_ids(self.target, prompt.text) for prompt in self.prompts]
@@ -100,9 +106,18 @@ class DraftData:
         how |= {"accumulate": self.micro_batches}
         if path is None:
             return PackedBatches(self.records, width=self.width, only=self.trained, **how)
-        return Batches(
-            running_text(self.target.tokenizer, path, self.width, MAX_TEXT_TOKENS), **how
-        )
+        return Batches(self.running(path), **how)
+
+    def running(self, path: Path) -> Documents:
+        """Running text in rows, read once. Raises DataError."""
+        if path not in self._texts:
+            tokenizer = self.target.tokenizer
+            self._texts[path] = running_text(tokenizer, path, self.width, MAX_TEXT_TOKENS)
+        return self._texts[path]
+
+    def references(self) -> Documents:
+        """The prompts with their reference answers. Raises ConfigError if one has none."""
+        return reference_answers(self.target, self.prompts, self.max_tokens)
 
     def alignment(self, kind: str, module: Any) -> Batches | LiveBatches:
         """Batches of answers: "target", "fixed", "on_policy" or "mixed" (DistillSpec).
@@ -114,7 +129,7 @@ class DraftData:
         if kind in ("target", "fixed"):
             documents, only = self.records, self.trained
             if kind == "fixed":
-                documents = reference_answers(self.target, self.prompts, self.max_tokens)
+                documents = self.references()
                 only = np.array(self.kept)
             how |= {"accumulate": self.micro_batches}
             return PackedBatches(documents, width=self.width, only=only, **how)
@@ -133,7 +148,8 @@ class DraftData:
 def read_prompts(path: Path | None, num: int, model: Model) -> list[Prompt]:
     """Up to `num` prompts of a JSON-lines file; without a file, the embedded model's own task.
 
-    Raises DataError for an unreadable file, ConfigError for too few prompts.
+    Prompts that do not fit the model's context are left out, and a warning says so. Raises
+    DataError for an unreadable file, ConfigError for too few prompts.
     """
     if path is None:
         if model.name not in MODELS:
@@ -144,7 +160,19 @@ def read_prompts(path: Path | None, num: int, model: Model) -> list[Prompt]:
         task = ReasoningTask("train", MIX)
         examples = [task.example(i) for i in range(num)]
         return [Prompt(e.prompt, e.reference, f"level {e.level}") for e in examples]
-    found = [prompt for _, prompt in zip(range(num), _lines(path), strict=False)]
+    found, left_out = list[Prompt](), list[int]()
+    for number, prompt in _lines(path):
+        if len(found) == num:
+            break
+        if len(prompt_ids(model, prompt.text)) < model.target.context:
+            found.append(prompt)
+        else:
+            left_out.append(number)
+    if left_out:
+        log.warning(
+            f"{path}: {len(left_out)} prompts are left out, the first in line {left_out[0]}: they "
+            f"do not fit the target's context of {model.target.context} tokens"
+        )
     if len(found) < MIN_PROMPTS:
         raise ConfigError(
             f"{path} has {len(found)} prompts; a draft needs at least {MIN_PROMPTS}, some of them "
@@ -153,9 +181,10 @@ def read_prompts(path: Path | None, num: int, model: Model) -> list[Prompt]:
     return found
 
 
-def _lines(path: Path) -> Iterator[Prompt]:
+def _lines(path: Path) -> Iterator[tuple[int, Prompt]]:
+    """The prompts of a file with the numbers of their lines."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); {FORM}") from error
     for number, line in enumerate(lines, 1):
@@ -168,7 +197,20 @@ def _lines(path: Path) -> Iterator[Prompt]:
             raise DataError(f"{path}:{number} is not a prompt ({error!r}); {FORM}") from error
         if not isinstance(text, str) or not text:
             raise DataError(f"{path}:{number} has the prompt {text!r}, not text; {FORM}")
-        yield Prompt(text, str(row.get("answer", "")), domain)
+        if domain in COLUMNS:
+            raise DataError(
+                f"{path}:{number} has the domain {domain!r}, which is a column of the report; use "
+                "another name"
+            )
+        yield number, Prompt(text, str(row.get("answer", "")), domain)
+
+
+def content_hash(path: Path) -> str:
+    """The first digits of the SHA-256 of a file. Raises DataError."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); {FORM}") from error
 
 
 def prompt_ids(model: Model, text: str) -> list[int]:

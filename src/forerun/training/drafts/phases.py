@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from forerun.errors import DataError
 from forerun.training.data import Batches
 from forerun.training.drafts.data import DraftData
 from forerun.training.drafts.distillation import TEXT, Best, Distilled, divergence
@@ -110,15 +112,31 @@ class Trainer:
         """Held-out acceptance, all and by domain."""
         return self.material.acceptance(self.model, self.teacher)
 
-    def run(self, phase: Phase, watch: Watch) -> Progress:
+    def run_all(self, phases: Sequence[Phase], watch: Watch) -> Iterator[tuple[Phase, Progress]]:
+        """Trains the phases in turn; yields each with its progress.
+
+        Of a run that continues, a phase before one that has begun stays as it is, so a larger
+        budget is spent on the last one that has begun and those after it.
+        """
+        begun = [i for i, phase in enumerate(phases) if self.checkpoint(phase).exists()]
+        for i, phase in enumerate(phases):
+            yield phase, self.run(phase, watch, is_over=i < max(begun, default=0))
+
+    def checkpoint(self, phase: Phase) -> Path:
+        """The checkpoint file of a phase."""
+        return self.state / f"{phase.name}.pt"
+
+    def run(self, phase: Phase, watch: Watch, *, is_over: bool = False) -> Progress:
         """Trains a phase to the end of its budget, from its checkpoint if it has one.
 
-        All processes of a group take part; the first one evaluates and writes.
+        All processes of a group take part; the first one evaluates and writes. is_over: the weights
+        of the checkpoint are loaded, and not trained.
         """
         trained = Distilled(self.model, phase.data, divergence(phase.loss), self.teacher)
-        path = self.state / f"{phase.name}.pt"
-        loop = Loop(trained, self.budget.options(phase), self.device, path)
-        loop.resume()
+        options, path = self.budget.options(phase), self.checkpoint(phase)
+        loop = Loop(trained, options, self.device, path)
+        if loop.resume() and is_over:
+            return loop.progress
         marks = int(loop.spent() * EVALUATIONS)
 
         def look(progress: Progress) -> None:
@@ -130,4 +148,18 @@ class Trainer:
             watch(phase.name, *step_note(progress, spent))
 
         loop.on_step = look if is_first_process() else None
-        return loop.run()
+        begins = not loop.progress.step
+        try:
+            return loop.run()
+        except DataError as error:
+            raise DataError(f"phase {phase.name}: {error}{self.advice(phase, begins)}") from error
+
+    def advice(self, phase: Phase, begins: bool) -> str:
+        """What helps if not only this phase diverged: its first steps had the weights before it."""
+        before = [path.name for path in self.state.glob("*.pt") if path != self.checkpoint(phase)]
+        if not begins or not before:
+            return ""
+        return (
+            f"; if that fails too, an earlier phase diverged: delete {self.state}/*.pt and "
+            f"{self.state}/best*, and continue with --resume and the lower rate"
+        )

@@ -24,7 +24,7 @@ from forerun.models.load import choose_device
 from forerun.registry import ModelName
 from forerun.training import plans
 from forerun.training.drafts.card import COSTS, draft_card
-from forerun.training.drafts.data import DraftData, read_prompts
+from forerun.training.drafts.data import DraftData, content_hash, read_prompts
 from forerun.training.drafts.distillation import Distilled, divergence
 from forerun.training.drafts.measure import frozen, measured, write_json, write_text
 from forerun.training.drafts.phases import Budget, Phase, Texts, Trainer
@@ -86,7 +86,7 @@ class Draft(Recipe):
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset(
-        {"batch", "device", "gamma", "rate", "threads"}
+        {"batch", "device", "gamma", "max_steps", "minutes", "rate", "threads"}
     )
     minimums = Recipe.minimums | {
         "num_prompts": 10,
@@ -151,13 +151,13 @@ class Draft(Recipe):
         is_trained = any(state.glob("*.pt")) or (out / "config.json").exists()
         plans.begin(out, self, is_trained=is_trained, resume=resume)
         self.open(out)
+        self.check()
         self.material.generate(self.top_k, self.batch, watch)
         chosen = self.choose(watch)
         with process_group(self.processes, _train_along, (replace(self), out, chosen.size)):
             trainer, stages = self.trainer(chosen.size), dict[str, dict[str, float]]()
             costs = dict[str, dict[str, float]]()
-            for phase in self.phases(trainer.model):
-                done = trainer.run(phase, watch)
+            for phase, done in trainer.run_all(self.phases(trainer.model), watch):
                 costs[phase.name] = {name: getattr(done, name) for name in COSTS}
                 stages[phase.name] = trainer.acceptance()
         trainer.best.restore(trainer.model)
@@ -189,6 +189,24 @@ class Draft(Recipe):
             seed=self.seed,
         )
 
+    def check(self) -> None:
+        """Raises an error for options that only the later, longer parts would find wrong."""
+        self.sizes()
+        for path in filter(None, (self.corpus, self.code)):
+            self.material.running(path)
+        if self.data == "fixed":
+            self.material.references()
+
+    def fixed(self) -> dict[str, Any]:
+        if self.prompts is None:
+            return {}
+        return {"content of prompts": content_hash(self.prompts)}
+
+    def sizes(self) -> list[Size]:
+        """The shapes to choose from. Raises ConfigError if none fits the share."""
+        most = int(self.share * sum(p.numel() for p in self.teacher.parameters()))
+        return candidates(self.vocab, most, (self.layers,) if self.layers else DEPTHS)
+
     def trainer(self, size: Size) -> Trainer:
         """The training of a new draft of this shape, with a checkpoint per phase."""
         device = my_device(self.device)
@@ -203,10 +221,8 @@ class Draft(Recipe):
 
     def choose(self, watch: Watch) -> Candidate:
         """The shape with the highest modelled speed-up; measured once and kept in the folder."""
-        most = int(self.share * sum(p.numel() for p in self.teacher.parameters()))
-        sizes = candidates(self.vocab, most, (self.layers,) if self.layers else DEPTHS)
         rate = partial(self.rated, watch=watch)
-        return choose(self.state / "shapes.json", sizes, rate, watch)
+        return choose(self.state / "shapes.json", self.sizes(), rate, watch)
 
     def rated(self, size: Size, watch: Watch = silent) -> Candidate:
         """A shape with its measured cost, and its acceptance after a short training."""
@@ -262,5 +278,5 @@ def _train_along(recipe: Draft, out: Path, size: Size) -> None:
     recipe.open(out)
     recipe.material.read()
     trainer = recipe.trainer(size)
-    for phase in recipe.phases(trainer.model):
-        trainer.run(phase, silent)
+    for _ in trainer.run_all(recipe.phases(trainer.model), silent):
+        pass

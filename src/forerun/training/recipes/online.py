@@ -61,7 +61,7 @@ class OnlineDraft(Recipe):
     draft: draft model to start from; without it, the one that comes with the model.
     classes: JSON-lines file with "prompt" and "class" for a router, if the traffic has no classes.
     interval: finished requests of a class per update; 0 keeps the draft as it is.
-    loss: fkl, rkl or mix; auto is fkl, or hybrid for a draft with another tokenizer.
+    loss: one of fkl, rkl and mix; auto is fkl, or hybrid for a draft with another tokenizer.
     ngram_weight: weight of the n-gram loss in loss hybrid.
     ngram_by_target: weigh the n-gram loss by the target's probability instead.
     rate: learning rate.

@@ -335,6 +335,8 @@ def test_a_changed_stream_is_refused(checkpoints, stream, tmp_path) -> None:
     path = tmp_path / "stream.jsonl"
     path.write_text(stream.read_text())
     distilled(checkpoints, path, tmp_path / "out", num_requests=4)
+    with pytest.raises(DataError, match="learned from 4 requests, and there are only 2 now"):
+        distilled(checkpoints, path, tmp_path / "out", num_requests=2, resume=True)
     path.write_text(stream.read_text().replace("the ", "a "))
     with pytest.raises(DataError, match="the first 4 requests of the traffic are not those"):
         distilled(checkpoints, path, tmp_path / "out", num_requests=6, resume=True)

@@ -267,10 +267,15 @@ def test_the_command_writes_a_draft_that_runs(
     rows = [json.dumps({"prompt": task.example(i).prompt}) for i in range(4)]
     prompts.write_text("\n".join(rows) + "\n")
     command = ["compress", "vocab-trim", "--draft", "draft", "--calibrate", str(prompts)]
-    command += ["--keep", "96", "--tokens", "48", "--out", str(tmp_path / "out")]
-    assert main(command) == 0
+    command += ["--tokens", "48", "--out", str(tmp_path / "out")]
+    assert main([*command, "--keep", "768"]) == 2
+    assert "leave nothing to remove of 768 tokens" in capsys.readouterr().err
+    assert main([*command, "--keep", "96"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].endswith("tokens") and "a head of" in lines[-1]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "with a head of" in card and "answers of the target to prompts of prompts.jsonl" in card
+    assert not (tmp_path / "out" / "draft.json").exists()
     held = load_file(tmp_path / "out" / "model.safetensors")
     model = forerun.load()
     head = VocabMap.from_offsets(held["d2t"].numpy(), model.target.vocab_size)

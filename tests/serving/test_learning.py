@@ -108,6 +108,8 @@ def test_a_reset_returns_to_the_initial_draft(served: Served) -> None:
     first = learning.learner.first
     assert all((first[n] == p).all() for n, p in learning.learner.learner("all").copied().items())
     assert version(served) == learning.learner.version("all")
+    updates = served.get("/learning").json()["classes"]["all"]["updates"]
+    assert updates == learning.learner.version("all") - 1  # a reset is a version, no update
 
 
 def test_a_failing_learner_only_stops_learning(

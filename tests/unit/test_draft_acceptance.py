@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import PretrainedConfig
 
 from forerun.core.modelled_speedup import best_gamma, block_efficiency, speedup, tau_of_ratio
 from forerun.errors import ConfigError
@@ -48,7 +47,6 @@ class Fixed(torch.nn.Module):
     def __init__(self, logits: list[float]) -> None:
         super().__init__()
         self.rows = torch.tensor(logits)
-        self.config = PretrainedConfig(vocab_size=len(logits))
 
     def forward(self, input_ids, use_cache=False):
         found = type("Output", (), {})()

@@ -67,9 +67,10 @@ def test_an_interrupted_run_continues_bit_for_bit(target: Path, text: Path, tmp_
 
 
 def test_other_tokenizers_are_refused(target: Path, text: Path, tmp_path: Path) -> None:
-    """Of the model that gives the first layers, and of a target that changed under a run."""
-    with pytest.raises(ConfigError, match=r"different vocabularies .*'cross_vocab'"):
-        recipe(target, text, init="reasoner").train(tmp_path / "init")
+    """Of the model that gives the first layers, of a target, and of one that changed in a run."""
+    for options in ({"init": "reasoner"}, {"targets": ("reasoner",)}):
+        with pytest.raises(ConfigError, match="reasoner and .* different vocabularies .*family"):
+            recipe(target, text, **options).train(tmp_path / "other")
     copy, out = shutil.copytree(target, tmp_path / "target"), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         recipe(copy, text).train(out, watch=interrupt)

@@ -162,8 +162,16 @@ def has_vocabulary_of(target: Tokenizer, name: str) -> bool:
     return target.vocabulary() == Tokenizer.load(located(name)).vocabulary()
 
 
-def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raises ConfigError unless both map the same token strings to the same ids."""
+def check_vocabulary(
+    target: Tokenizer,
+    draft: Tokenizer,
+    names: str = "the draft and the target",
+    fix: str = "use a draft of the same family, or drafter 'cross_vocab'",
+) -> None:
+    """Raises ConfigError unless both map the same token strings to the same ids.
+
+    names, fix: what the error calls the two models, and its advice.
+    """
     ours, theirs = target.vocabulary(), draft.vocabulary()
     if ours != theirs:
         differ = sorted((i, token) for token, i in theirs.items() if ours.get(token) != i)
@@ -172,7 +180,6 @@ def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
         shown = f"{len(differ)} differ: {names}{more}" if differ else "the draft lacks some"
         hashes = f"{tokenizer_hash(draft)[:8]} and {tokenizer_hash(target)[:8]}"
         raise ConfigError(
-            f"the draft and the target have different vocabularies ({len(theirs)} and {len(ours)} "
-            f"tokens; hashes {hashes}; {shown}); use a draft of the same family, or drafter "
-            "'cross_vocab'"
+            f"{names} have different vocabularies ({len(theirs)} and {len(ours)} tokens; hashes "
+            f"{hashes}; {shown}); {fix}"
         )

@@ -151,7 +151,7 @@ class Learning:
         classes = {
             kind: {
                 "version": version,
-                "updates": self.learner.version(kind),
+                "updates": learners[kind].num_updates if kind in learners else 0,
                 "fallbacks": learners[kind].num_fallbacks if kind in learners else 0,
                 "buffered_tokens": buffers[kind].num_tokens if kind in buffers else 0,
             }

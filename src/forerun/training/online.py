@@ -76,7 +76,7 @@ class Learner:
         self.parameters = dict(model.named_parameters())
         self.average = self.copied()
         self.held: deque[Episode] = deque(maxlen=options.held)
-        self.version = self.num_fallbacks = self.num_rows = 0
+        self.version = self.num_updates = self.num_fallbacks = self.num_rows = 0
         self.loss = float("nan")  # of the last update
         self.optimizer = self._optimizer()
 
@@ -117,7 +117,7 @@ class Learner:
         decay = self.options.decay
         for name, parameter in self.parameters.items():
             self.average[name].lerp_(parameter.detach(), 1 - decay)
-        self.version += 1
+        self.version, self.num_updates = self.version + 1, self.num_updates + 1
 
     def loss_of(self, episode: Episode) -> Tensor:
         """Mean loss of the positions of an episode."""

@@ -126,9 +126,12 @@ class Replay:
     def load(self, path: Path) -> None:
         """Continues from a checkpoint. Raises DataError if traffic or models are others now."""
         state = load_checkpoint(path)
-        if state["num_done"] > len(self.requests) or state["requests"] != self._hash(
-            state["num_done"]
-        ):
+        if state["num_done"] > len(self.requests):
+            raise DataError(
+                f"{path} has learned from {state['num_done']} requests, and there are only "
+                f"{len(self.requests)} now; give the whole file and as many --num-requests"
+            )
+        if state["requests"] != self._hash(state["num_done"]):
             raise DataError(
                 f"the first {state['num_done']} requests of the traffic are not those "
                 f"that {path} has learned from; restore the file, or choose another --out"

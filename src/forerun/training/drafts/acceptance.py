@@ -14,8 +14,6 @@ from torch import Tensor
 
 from forerun.training.data import Batches, Documents
 
-MAX_LOGITS = 2**27  # of a batch, 512 MiB in float32
-
 
 @torch.no_grad()
 def held_out_acceptance(
@@ -30,9 +28,8 @@ def held_out_acceptance(
 
     "greedy" is the share of positions where both models prefer the same token, the acceptance at
     temperature 0. domains: domain of a prompt by its number, "all" for those without one. budget:
-    padded tokens of a batch; large vocabularies have smaller ones.
+    padded tokens of a batch.
     """
-    budget = max(1, min(budget, MAX_LOGITS // target.config.vocab_size))
     groups = {"all": only}  # disjoint
     if domains and documents.numbers is not None:
         labels = np.array([domains[int(n)] for n in documents.numbers[only]])

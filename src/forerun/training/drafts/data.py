@@ -32,11 +32,12 @@ log = logging.getLogger("forerun")
 MIN_PROMPTS = 10
 HELD_OUT = 10  # every tenth prompt is held out
 MAX_HELD_TOKENS = 20_000  # of held-out prompts and answers, which the target reads 30 times
+MAX_LOGITS = 2**27  # of a batch in an evaluation, 512 MiB in float32
 GRID = (0.0, 0.6, 0.8, 1.0)  # temperatures of answers
 MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
 MAX_LIVE_TOKENS = 128  # of an answer that the draft generates
 PIECE = 4000  # characters of a text that are tokenised at once
-COLUMNS = {"greedy", "file", "phase", "step"}  # of reports, beside the domains
+COLUMNS = {"greedy", "file", "phase", "step"}  # of reports, next to the domains
 FORM = 'expected a JSON object per line with "prompt", and optionally "answer" and "domain"'
 
 
@@ -92,10 +93,11 @@ class DraftData:
 
     def acceptance(self, draft: Any, teacher: Any) -> dict[str, float]:
         """Held-out acceptance of a draft in training, all and by domain."""
+        budget = min(self.micro_tokens, MAX_LOGITS // draft.config.vocab_size)
         draft.eval()
         try:
             return held_out_acceptance(
-                draft, teacher, self.records, self.held, self.domains, self.micro_tokens
+                draft, teacher, self.records, self.held, self.domains, budget
             )
         finally:
             draft.train()

@@ -99,8 +99,13 @@ class Sorted(LoopRecipe):
     def load_target(self, name: str) -> Model:
         """Another target. Raises ConfigError if it has another tokenizer."""
         found = forerun.load(name, max_seqs=1)
-        check_vocabulary(self.target.tokenizer, found.tokenizer)
+        self.check_tokenizer(name, found.tokenizer)
         return found
+
+    def check_tokenizer(self, name: str, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError if another model's tokenizer is not the target's."""
+        names, fix = f"{name} and {self.model}", "use models of one family"
+        check_vocabulary(self.target.tokenizer, tokenizer, names, fix)
 
     def batches_of(self, rows: Documents, places: np.ndarray) -> Batches:
         """Batches of all rows that are not held out."""
@@ -125,7 +130,7 @@ class Sorted(LoopRecipe):
                 max_position_embeddings=self.target.target.context,
                 eos_token_id=min(tokenizer.eos_ids, default=None),
             )
-        check_vocabulary(self.target.tokenizer, Tokenizer.load(located(self.init)))
+        self.check_tokenizer(self.init, Tokenizer.load(located(self.init)))
         found = frozen(self.init).train().requires_grad_(True)
         layers = getattr(getattr(found, "model", None), "layers", ())
         if len(layers) < depth:

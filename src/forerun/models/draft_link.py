@@ -165,12 +165,12 @@ def has_vocabulary_of(target: Tokenizer, name: str) -> bool:
 def check_vocabulary(
     target: Tokenizer,
     draft: Tokenizer,
-    names: str = "the draft and the target",
+    models: str = "the draft and the target",
     fix: str = "use a draft of the same family, or drafter 'cross_vocab'",
 ) -> None:
     """Raises ConfigError unless both map the same token strings to the same ids.
 
-    names, fix: what the error calls the two models, and its advice.
+    models, fix: what the error calls the two models, and its advice.
     """
     ours, theirs = target.vocabulary(), draft.vocabulary()
     if ours != theirs:
@@ -180,6 +180,6 @@ def check_vocabulary(
         shown = f"{len(differ)} differ: {names}{more}" if differ else "the draft lacks some"
         hashes = f"{tokenizer_hash(draft)[:8]} and {tokenizer_hash(target)[:8]}"
         raise ConfigError(
-            f"{names} have different vocabularies ({len(theirs)} and {len(ours)} tokens; hashes "
+            f"{models} have different vocabularies ({len(theirs)} and {len(ours)} tokens; hashes "
             f"{hashes}; {shown}); {fix}"
         )

@@ -68,7 +68,9 @@ class WorkerProcess:
                 errors="replace",
             )
         except OSError as error:
-            raise PeerError(f"{self.name}: cannot start {python}: {error.strerror}") from None
+            raise PeerError(
+                f"cannot start {python}: {error.strerror}; run `make peers` to install it again"
+            ) from None
         assert self._process.stdout and isinstance(self._process.stderr, TextIOWrapper)
         self._process.stderr.reconfigure(newline="")  # "\r" restarts a line
         self._readers = [
@@ -156,6 +158,8 @@ class WorkerProcess:
         self.kill()
         code = self._process.returncode
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        if code == -signal.SIGKILL:
+            how += ", as when memory is short"
         return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
 
     def _with_tail(self, text: str) -> str:

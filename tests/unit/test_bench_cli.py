@@ -24,7 +24,7 @@ from forerun.bench import hardware_limits
 from forerun.bench.local_runner import LocalMethod, LocalRun
 from forerun.bench.planning import RunRequest, choose
 from forerun.bench.results import read_run
-from forerun.cli import options
+from forerun.cli import loading
 from forerun.tasks import get_task
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
@@ -273,7 +273,7 @@ def test_a_busy_machine_is_told_and_its_times_do_not_count(
 def test_another_plan_in_the_folder_is_refused_before_anything_is_loaded(
     bench: Call, run: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[Any, ...], words: str
 ) -> None:
-    monkeypatch.setattr(options, "load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("loaded"))
     status, out, err = bench(*changes)
     assert status == 2 and not out
     assert f"another plan, {words}" in err
@@ -323,7 +323,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*words: Any, **more: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(options, "load", load)
+    monkeypatch.setattr(loading, "load", load)
 
 
 def refused(bench: Call, out: Path) -> str:

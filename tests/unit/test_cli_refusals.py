@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -375,6 +376,41 @@ def test_a_key_of_two_tenants_is_refused(refuses: Callable[..., str], tmp_path: 
     (tmp_path / "keys").write_text("a:k1\nb:k1\n")
     said = refuses("serve", "--port", "0", "--api-keys", tmp_path / "keys")
     assert "line 2 of the API keys repeats a key" in said and "k1" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--method", "rest:index=no.idx"], "there is no file or folder no.idx"),
+        (["--drafter", "stand:contxt=4"], "did you mean 'context'"),
+        (["--constraint", "book=corpus:index=no.idx"], "no.idx"),
+        (
+            ["--target", "entropy_switch:small=./nowhere,threshold=1"],
+            "there is no model folder ./nowhere",
+        ),
+        (
+            ["--learn", "0.1", "--drafter", "stand"],
+            "--learn needs a draft, and stand does not learn",
+        ),
+        (["./nowhere"], "there is no model folder ./nowhere"),
+    ],
+)
+def test_a_server_is_checked_before_weights_are_loaded(
+    refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.setattr("forerun.load", lambda *_, **__: pytest.fail("loaded"))
+    assert said in refuses("serve", "--port", "0", *words)
+
+
+def test_a_port_in_use_is_named_before_weights_are_loaded(
+    refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.load", lambda *_, **__: pytest.fail("loaded"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in refuses("serve", "--port", port)
 
 
 def test_a_folder_without_weights_is_named_once(

@@ -11,7 +11,7 @@ from forerun.bench.disturbance import disturbed, undisturbed
 from forerun.bench.formatting import factor, number, part_of, span
 from forerun.bench.ranking import finished, skipped
 from forerun.bench.scoring import last_line, pass_at_ks
-from forerun.cli.options import SLOW_SECONDS
+from forerun.cli.loading import SLOW_SECONDS
 from forerun.cli.output import console, notice
 from forerun.utils.text import counted
 

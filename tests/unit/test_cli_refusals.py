@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -400,17 +399,6 @@ def test_a_server_is_checked_before_weights_are_loaded(
 ) -> None:
     monkeypatch.setattr("forerun.load", lambda *_, **__: pytest.fail("loaded"))
     assert said in refuses("serve", "--port", "0", *words)
-
-
-def test_a_port_in_use_is_named_before_weights_are_loaded(
-    refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("forerun.load", lambda *_, **__: pytest.fail("loaded"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}" in refuses("serve", "--port", port)
 
 
 def test_a_folder_without_weights_is_named_once(

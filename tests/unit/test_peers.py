@@ -251,7 +251,9 @@ class TestFailures:
             process.request("run", 30, mode="plain", sampling=asked(), **FIELDS)
 
     def test_death_tells_status_and_last_lines(self, process: WorkerProcess) -> None:
-        with pytest.raises(PeerError, match=r"last words\n.*died during run \(exit status 3\)$"):
+        with pytest.raises(
+            PeerError, match=r"last words\n.*died during run \(exit status 3\): last words$"
+        ):
             process.request("run", 30, mode="dies", sampling=asked(), **FIELDS)
         assert not process.is_alive
         with pytest.raises(PeerError, match="died during hello"):
@@ -262,7 +264,8 @@ class TestFailures:
             process.request("run", 30, mode="raises", sampling=asked(), **FIELDS)
         lines = str(caught.value).splitlines()
         assert lines[:2] == ["builtins.MemoryError: no room", "..."]
-        assert lines[-2].startswith("there appear to be 29 ") and "died during run" in lines[-1]
+        assert lines[-2].startswith("there appear to be 29 ")
+        assert lines[-1].endswith("died during run (exit status 1): builtins.MemoryError: no room")
         assert len(lines) <= MAX_ERROR_LINES
 
     def test_silence_ends_the_worker(self, process: WorkerProcess) -> None:

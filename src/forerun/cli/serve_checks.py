@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -64,8 +65,9 @@ class Checked:
 
 
 def check(given: dict[str, Any]) -> Checked:
-    """Checks the options and the model's files, and takes the port.
+    """Checks the options, takes the port, and then checks the model's files.
 
+    The caller closes the sockets.
     Raises ConfigError, DataError, ModelError.
     """
     from forerun.models.paths import check_device
@@ -82,13 +84,15 @@ def check(given: dict[str, Any]) -> Checked:
     settings = _settings(given)
     keys, template = _keys(given["api_keys"]), _template(given["chat_template"], model)
     _check_tenants(settings, keys)
-    is_local = replicas == 1  # engines on a cluster may have other paths
-    options.check_model(model, given["dtype"], given["device"], is_local=is_local)
-    if not is_local:
-        _check_local_template(model, template)
     from forerun.serving.server import bind_sockets
 
-    return Checked(settings, keys, template, bind_sockets(given["host"], given["port"]))
+    sockets = bind_sockets(given["host"], given["port"])
+    with ExitStack() as opened:
+        for one in sockets:
+            opened.enter_context(one)
+        _check_model(given, template)
+        opened.pop_all()
+    return Checked(settings, keys, template, sockets)
 
 
 def template_check(model: str, template: str | None) -> Callable[[Tokenizer], None] | None:
@@ -114,11 +118,18 @@ def template_check(model: str, template: str | None) -> Callable[[Tokenizer], No
     return check_tokenizer
 
 
-def _check_local_template(model: str, template: str | None) -> None:
-    """Checks the chat template of a model on this machine. Raises ModelError."""
+def _check_model(given: dict[str, Any], template: str | None) -> None:
+    """Checks the model's folder; for several engines its chat template, too. Raises ModelError.
+
+    Engines on a cluster may have other paths: a model that is not here is not checked.
+    """
     from forerun.models.identity import local_folder
     from forerun.models.tokenizer import Tokenizer
 
+    model, is_local = given["model"], given["replicas"] == 1
+    options.check_model(model, given["dtype"], given["device"], is_local=is_local)
+    if is_local:  # `forerun.load` checks the template
+        return
     check_tokenizer, folder = template_check(model, template), local_folder(model)
     if folder and check_tokenizer:
         check_tokenizer(Tokenizer.load(folder))

@@ -160,7 +160,16 @@ class WorkerProcess:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         if code == -signal.SIGKILL:
             how += ", as when memory is short"
-        return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
+        said = f": {self._cause()}" if code > 0 and self.stderr else ""
+        return PeerError(
+            self._with_tail(f"{self.name}: the worker died during {verb} ({how}){said}")
+        )
+
+    def _cause(self) -> str:
+        """The last exception on stderr, or else its last line."""
+        lines = [line.strip() for line in [*self.stderr] if line.strip()]
+        raised = [line for line in lines if RAISED.fullmatch(line)]
+        return (raised or lines or [""])[-1]
 
     def _with_tail(self, text: str) -> str:
         """The tail of stderr followed by the error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from report_page import SVG, Page, marks
+from rich.console import Console
 from sample_run import BREAKS, METHODS, faster, manifest, records, write_run
 
 from forerun.bench import metrics, theory
@@ -21,6 +23,7 @@ from forerun.bench.report_machine import DEFINITIONS
 from forerun.bench.report_markdown import escaped, to_markdown
 from forerun.bench.results import Record
 from forerun.bench.roofline import roofline_fraction
+from forerun.cli.bench_show import show_summary
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +298,17 @@ def test_a_task_that_no_method_finished_has_no_table_but_the_reason() -> None:
     section = next(s for s in build(manifest(), made).sections if s.title == "Task code")
     assert not section.tables
     assert section.prose[-1].startswith(f"Left out: {', '.join(METHODS)} (Killed); llama_cpp (no")
+
+
+def test_the_summary_of_a_run_that_was_interrupted_names_what_is_missing() -> None:
+    made = [r for r in records() if r.task == "reasoning" and r.method != "vllm"]
+    text = io.StringIO()
+    show_summary(Console(file=text, width=200), manifest(), made)
+    lines = text.getvalue().splitlines()
+    no_compiler = "llama_cpp (no compiler for its wheel; install gcc and run `make peers`)."
+    assert f"Left out: vllm (not measured yet); {no_compiler}" in lines
+    assert f"code: Left out: {', '.join(METHODS)} (not measured yet); {no_compiler}" in lines
+    assert sum("speed-up" in line for line in lines) == 1, "one table"
 
 
 def test_an_incomplete_run_says_so(report: Callable[..., tuple[Page, str]]) -> None:

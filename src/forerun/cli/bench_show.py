@@ -194,9 +194,10 @@ def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> Non
         rows = [
             _row(method, figure, most) for method, figure in methods.items() if figure["prompts"]
         ]
-        out.print(make_table(title, columns, rows))
+        if rows:
+            out.print(make_table(title, columns, rows))
         if absent := left_out_line(manifest, [r for r in records if r.task == task]):
-            out.print(absent, markup=False, soft_wrap=True)
+            out.print(absent if rows else f"{task}: {absent}", markup=False, soft_wrap=True)
     out.print(LEGEND, markup=False, soft_wrap=True)
     for name, why in found["left_out"].items():
         if any(methods[name]["prompts"] for methods in found["tasks"].values()):

@@ -118,7 +118,13 @@ def test_a_missing_template(tiny_folder: Path, refuses: Callable[..., str]) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [("chat",), ("generate", "-p", "hi", "--chat", "-m"), ("serve", "--port", "0")]
+    "words",
+    [
+        ("chat",),
+        ("generate", "-p", "hi", "--chat", "-m"),
+        ("serve", "--port", "0"),
+        ("serve", "--port", "0", "--replicas", "2"),
+    ],
 )
 def test_a_bad_template_is_reported_before_weights_are_loaded(
     words: tuple[str, ...],
@@ -130,6 +136,7 @@ def test_a_bad_template_is_reported_before_weights_are_loaded(
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr("forerun.models.load.load_target", load)
+    monkeypatch.setattr("forerun.integrations.ray_batch.ray_module", lambda *_: None)
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     template = next(iter(BAD))
     status, _, err = call(*words, with_template(template))

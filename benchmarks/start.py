@@ -67,7 +67,7 @@ def now() -> Seconds:
 
 def child(model: str, started: float) -> None:
     """Runs the command in this process with timers, and prints the seconds as JSON."""
-    from forerun.cli import generate, options
+    from forerun.cli import generate, loading
     from forerun.cli.main import main as forerun
 
     steps = Steps()
@@ -80,7 +80,7 @@ def child(model: str, started: float) -> None:
 
     steps.time(Tokenizer, "load", "tokenizer")
     steps.time(load, "load_target", "weights")
-    steps.time(options, "warm_up", "compile")
+    steps.time(loading, "warm_up", "compile")
     steps.time(api.Model, "run", "compile")
     for module in (budget, router):
         steps.time(module, "cost_of", "measure")

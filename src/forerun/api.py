@@ -7,18 +7,13 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from functools import cached_property, lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from forerun import registry
 from forerun.assets import as_problem, is_embedded
+from forerun.constraints._model_constraints import ModelConstraints
 from forerun.constraints._penalties import Adjust
-from forerun.constraints._request import (
-    RequestConstraint,
-    check_given,
-    prepared,
-    record_allowed_mass,
-)
+from forerun.constraints._request import RequestConstraint, check_given, record_allowed_mass
 from forerun.constraints.asap import AsapMemory
 from forerun.constraints.base import Constraint
 from forerun.core.mixins import is_kept
@@ -74,10 +69,7 @@ class Model:
     ) -> None:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters = DrafterCache()
-        self._constraints: dict[str, Shaper] = {}
-        self.asap = AsapMemory()  # what constraint_sampling="asap" learned
-        self._keeps_asap = False  # whether seeded runs use it too: it is kept in a file
-        self._making = Lock()  # each constraint is made once
+        self._constraints = ModelConstraints(tokenizer, target.vocab_size)
         self._weights_version = getattr(target, "weights_version", 0)
         self._warned_verifiers: set[str] = set()
         self._has_warned_of_form = False
@@ -161,7 +153,7 @@ class Model:
         asked = [*as_many("shapers", shapers, Shaper), *map(self.constraint, named)]
         requests = sampling_per_prompt(sampling, len(texts), overrides)
         self._drop_stale_state()
-        given = self._constrained(requests, asked)
+        given = self._constraints.prepare(requests, asked)
         check_numbers(numbers, len(texts))
         if any(one.constraint_method == "smc" for one in given):
             how: dict[str, Any] = {"drafter": drafter, "verifier": verifier}
@@ -186,24 +178,6 @@ class Model:
         with self.target.lock:
             run.fit(warns=batch is not None)
         return run
-
-    def _constrained(self, given: list[Sampling], shapers: Many[Shaper]) -> list[Sampling]:
-        """The sampling parameters, with the constraints among `shapers` added to each."""
-        vocab = self.target.vocab_size
-        hard = [one.bind(self.tokenizer, vocab) for one in shapers if isinstance(one, Constraint)]
-        unseeded, seeded = self.asap, self.asap if self._keeps_asap else AsapMemory()
-        law = " ".join(self._shaper_name(one) for one in shapers if not isinstance(one, Constraint))
-        return [
-            prepared(
-                one, hard, self.tokenizer, vocab, unseeded if one.seed is None else seeded, law
-            )
-            for one in given
-        ]
-
-    def _shaper_name(self, shaper: Shaper) -> str:
-        """A text that tells a shaper from others: the string that it was made from, if any."""
-        specs = (spec for spec, one in self._constraints.items() if one is shaper)
-        return next(specs, None) or shaper.key()
 
     def _drop_stale_state(self) -> None:
         """After a weight update, drops what drafters and ASAp learned from the old weights.
@@ -305,15 +279,12 @@ class Model:
 
     def constraint(self, spec: str | Shaper) -> Shaper:
         """The constraint of a name, ready for this model; the same object for the same text."""
-        check_given(spec)
-        if not isinstance(spec, str):
-            check_role("constraint", spec, Shaper)
-            return spec.bind(self.tokenizer, self.target.vocab_size)
-        with self._making:
-            if spec not in self._constraints:
-                made = registry.make("constraint", spec, tokenizer=self.tokenizer)
-                self._constraints[spec] = made.bind(self.tokenizer, self.target.vocab_size)
-            return self._constraints[spec]
+        return self._constraints.get(spec)
+
+    @property
+    def asap(self) -> AsapMemory:
+        """What `constraint_sampling="asap"` learned."""
+        return self._constraints.asap
 
     def memory(
         self,
@@ -342,10 +313,7 @@ class Model:
         from forerun.state.asap_file import AsapFile
         from forerun.state.drafter_files import origin_of
 
-        return AsapFile(path, self.asap, origin_of(self, tenant), self._keep_asap)
-
-    def _keep_asap(self, keeps: bool) -> None:
-        self._keeps_asap = keeps
+        return AsapFile(path, self.asap, origin_of(self, tenant), self._constraints.keep_asap)
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of the target's weights, its cache, and every drafter used.
@@ -359,7 +327,7 @@ class Model:
 def _listeners(
     given: Many[Sampling], on_step: Callable[[Step], None] | None, recorder: Recorder
 ) -> list[Callable[[Step], None]]:
-    """What hears each step, in order: `on_step` finds what the requests had recorded."""
+    """The listeners of each step, in order: `on_step` finds what the requests had recorded."""
     found: list[Callable[[Step], None]] = []
     if any(one.allowed_mass for one in given):
         found.append(record_allowed_mass)

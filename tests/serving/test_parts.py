@@ -17,7 +17,7 @@ import pytest
 
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
-from forerun.cli.serve import REASONER_TEMPLATE
+from forerun.cli.serve_checks import REASONER_TEMPLATE
 from forerun.core.cost import Cost
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.records import Plan, Sequence, Step, Verdict

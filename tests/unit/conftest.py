@@ -17,7 +17,7 @@ from report_page import Page
 from sample_run import write_run
 from tiny import make_tiny
 
-from forerun.bench import cpu_load, hardware_limits, theory
+from forerun.bench import cpu_load, hardware_limits, memory_pressure, theory
 from forerun.bench.report import write_report
 from forerun.bench.results import Record
 from forerun.cli.main import main
@@ -109,6 +109,8 @@ def skip_measurements(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hardware_limits, "read_bandwidth", lambda threads, **options: 12.5)
     patch.setattr(hardware_limits, "product_rate", lambda dtype, **options: 100.0)
     patch.setattr(cpu_load, "lost_share", lambda *measured: 0.0)
+    no_pressure = memory_pressure.Sample(0, 0.0, 0, 1 << 40)
+    patch.setattr(memory_pressure, "sample", lambda: no_pressure)
     patch.setattr(theory, "cost_curve", lambda target: curve(target, (1, 4), rounds=1))
 
 

@@ -24,7 +24,7 @@ from forerun.bench import hardware_limits
 from forerun.bench.local_runner import LocalMethod, LocalRun
 from forerun.bench.planning import RunRequest, choose
 from forerun.bench.results import read_run
-from forerun.cli import options
+from forerun.cli import loading
 from forerun.tasks import get_task
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
@@ -268,12 +268,13 @@ def test_a_busy_machine_is_told_and_its_times_do_not_count(
         (("--seed", 3), "seed: 0 against 3; give --out another folder"),
         (("--texts",), "texts: False against True; give --out another folder"),
         (("--optimum",), "optimum: False against True"),
+        (("--constraint", "choice:options=a+b"), "constraint: [] against ['choice:options=a+b']"),
     ],
 )
 def test_another_plan_in_the_folder_is_refused_before_anything_is_loaded(
     bench: Call, run: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[Any, ...], words: str
 ) -> None:
-    monkeypatch.setattr(options, "load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("loaded"))
     status, out, err = bench(*changes)
     assert status == 2 and not out
     assert f"another plan, {words}" in err
@@ -288,10 +289,10 @@ def test_a_peer_that_is_not_there_is_named_and_the_run_goes_on(bench: Call, tmp_
     status, out, err = bench(*words)
     assert status == 0, err
     rows = [line for line in out.splitlines() if "vllm" in line]
-    assert len(rows) == 1 and "left out" in rows[0], "no row of dashes"
+    assert len(rows) == 1 and rows[0].startswith("Left out: vllm (no environment in "), rows
     assert "outside pass: share of time" in " ".join(out.split())
     why = f"no environment in {tmp_path / 'no'}; run `make peers`"
-    assert f"vllm is left out: {why}" in err and "vllm was left out: no environment" in out
+    assert f"vllm is left out: {why}" in err and f"Left out: vllm ({why})." in out
     manifest, records = read_run(tmp_path / "run")
     assert manifest.peers["vllm"] == why
     assert {record.method for record in records} == {"plain"}
@@ -323,7 +324,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*words: Any, **more: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(options, "load", load)
+    monkeypatch.setattr(loading, "load", load)
 
 
 def refused(bench: Call, out: Path) -> str:

@@ -148,6 +148,15 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
     ("changes", "said"),
     [
         ({"threads": 1}, "threads: 2 against 1"),
+        (
+            {"target": "entropy_switch:small=draft"},
+            "target: '' against 'entropy_switch:small=draft",
+        ),
+        ({"constraint": ["choice:options=a"]}, "constraint: [] against ['choice:options=a']"),
+        (
+            {"machine": {"cpu": "a cpu", "kernels": "torch", "device": "cuda:0"}},
+            "machine.device: 'cpu' against 'cuda:0'",
+        ),
         ({"sampling": {"n": 8}}, "sampling.n: 1 against 8"),
         ({"methods": ["plain"]}, "methods: ['plain', 'stand', 'peer'] against ['plain']"),
         (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from command import Call
 
-from forerun.cli import generate_ray
+from forerun.cli import generate_ray, serve_checks
 from forerun.errors import ModelError
 from forerun.models import chat_template
 from forerun.models.chat_template import TemplateError, check_source, rendered
@@ -117,20 +117,40 @@ def test_a_missing_template(tiny_folder: Path, refuses: Callable[..., str]) -> N
     assert f"{tiny_folder} has no chat template; leave out --chat" in refuses(*words)
 
 
-@pytest.mark.parametrize("words", [("chat",), ("generate", "-p", "hi", "--chat", "-m")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("chat",),
+        ("generate", "-p", "hi", "--chat", "-m"),
+        ("serve", "--port", "0"),
+        ("serve", "--port", "0", "--replicas", "2"),
+    ],
+)
 def test_a_bad_template_is_reported_before_weights_are_loaded(
     words: tuple[str, ...],
     with_template: Any,
-    refuses: Callable[..., str],
+    call: Call,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def load(*args: Any, **options: Any) -> None:
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr("forerun.models.load.load_target", load)
+    monkeypatch.setattr("forerun.integrations.ray_batch.ray_module", lambda *_: None)
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     template = next(iter(BAD))
-    assert BAD[template] in refuses(*words, with_template(template))
+    status, _, err = call(*words, with_template(template))
+    assert status == 2 and BAD[template] in err.splitlines()[-1], err
+
+
+@pytest.mark.parametrize("template", BAD)
+def test_a_server_says_how_to_replace_a_bad_template(template: str, with_template: Any) -> None:
+    tokenizer = Tokenizer.load(with_template(template))
+    check = serve_checks.template_check("model", template=None)
+    assert check is not None
+    with pytest.raises(TemplateError, match="correct it, or replace it by --chat-template FILE$"):
+        check(tokenizer)
+    assert serve_checks.template_check("model", template="{{ messages }}") is None
 
 
 @pytest.mark.parametrize("template", BAD)

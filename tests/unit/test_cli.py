@@ -15,8 +15,8 @@ import pytest
 from command import CAT, HEAVY, Call, python
 
 from forerun import registry
+from forerun.cli import loading
 from forerun.cli import main as cli
-from forerun.cli import options
 from forerun.cli.main import main
 from forerun.utils import jit_cache
 
@@ -104,7 +104,7 @@ def test_parts_in_use_are_warmed_up() -> None:
             self.warmed += 1
 
     spy = Spy()
-    options.warm_up(spy, drafter="fuse", verifier="recursive")
+    loading.warm_up(spy, drafter="fuse", verifier="recursive")
     assert spy.warmed == 2
 
 
@@ -126,7 +126,7 @@ def test_every_failure_is_one_line_and_a_status(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(options, "load", lambda *_, **__: fail())
+    monkeypatch.setattr(loading, "load", lambda *_, **__: fail())
     got, out, err = call("generate", *CAT, "--json")
     lines = [line for line in err.strip().splitlines() if "compil" not in line]  # of a cold cache
     assert (got, out, len(lines)) == (status, "", 1) and said in lines[0]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command import CAT, Call, interrupted, records
 
-from forerun.cli import _call_line, options, prompts
+from forerun.cli import _call_line, loading, prompts
 from forerun.utils.text import counted
 
 
@@ -44,7 +44,7 @@ def test_a_model_too_small_to_gain_names_the_command_that_shows_a_gain(
     assert line.endswith("to see a gain, run: forerun demo")
     for words in (("--drafter", "none"), ("--json",)):
         assert said not in generate(*CAT, "--seed", 1, *words)[2]
-    monkeypatch.setattr(options, "SMALL_BYTES", 1)
+    monkeypatch.setattr(loading, "SMALL_BYTES", 1)
     assert said not in generate(*CAT, "--seed", 1)[2]
 
 
@@ -236,7 +236,7 @@ def test_a_run_without_a_result_leaves_no_file(
     words = [command, "-m", tiny, *(CAT if command == "generate" else ())]
     before = tmp_path / "before.jsonl"
     before.touch()
-    for place, name in ((options, "load"), (Model, "run")):
+    for place, name in ((loading, "load"), (Model, "run")):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, fail)
             status, _, _ = call(*words, "--out", tmp_path / "new.jsonl")

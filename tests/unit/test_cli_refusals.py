@@ -377,6 +377,30 @@ def test_a_key_of_two_tenants_is_refused(refuses: Callable[..., str], tmp_path: 
     assert "line 2 of the API keys repeats a key" in said and "k1" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--method", "rest:index=no.idx"], "there is no file or folder no.idx"),
+        (["--drafter", "stand:contxt=4"], "did you mean 'context'"),
+        (["--constraint", "book=corpus:index=no.idx"], "no.idx"),
+        (
+            ["--target", "entropy_switch:small=./nowhere,threshold=1"],
+            "there is no model folder ./nowhere",
+        ),
+        (
+            ["--learn", "0.1", "--drafter", "stand"],
+            "--learn needs a draft, and stand does not learn",
+        ),
+        (["./nowhere"], "there is no model folder ./nowhere"),
+    ],
+)
+def test_a_server_is_checked_before_weights_are_loaded(
+    refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.setattr("forerun.load", lambda *_, **__: pytest.fail("loaded"))
+    assert said in refuses("serve", "--port", "0", *words)
+
+
 def test_a_folder_without_weights_is_named_once(
     tiny_folder: Path, tmp_path: Path, refuses: Callable[..., str]
 ) -> None:

@@ -15,8 +15,8 @@ import pytest
 from command import Call, python
 
 import forerun
-from forerun.cli import options
-from forerun.cli.options import EARLY_INTERRUPT
+from forerun.cli import loading
+from forerun.cli.loading import EARLY_INTERRUPT
 from forerun.utils import jit_cache
 
 INTERRUPTING = """
@@ -140,9 +140,9 @@ def test_an_answer_needs_little_of_what_is_installed() -> None:
 
 LOADS = """
 import sys
-from forerun.cli import options
+from forerun.cli import loading
 from forerun.cli.main import main
-options.SLOW_SECONDS = 0.0
+loading.SLOW_SECONDS = 0.0
 sys.exit(main(["generate", "-m", sys.argv[1], "-p", "the cat", "--max-new-tokens", "1"]))
 """
 
@@ -150,7 +150,7 @@ sys.exit(main(["generate", "-m", sys.argv[1], "-p", "the cat", "--max-new-tokens
 def test_a_pipe_is_not_told_that_a_model_loads(
     call: Call, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(loading, "SLOW_SECONDS", 0.0)
     status, out, err = call("generate", "-m", tiny_folder, "-p", "the cat", "--max-new-tokens", 1)
     assert status == 0 and "loading" not in out + err
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli import options
+from forerun.cli import loading
 from forerun.cli.main import main
 
 Call = Callable[..., tuple[int, str, str]]
@@ -55,7 +55,7 @@ def test_blank_prompts_are_empty_ones(call: Call, tmp_path: Path, command: str) 
 def test_a_huge_number_of_samples_comes_piece_by_piece(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.cli.generate import Output
+    from forerun.cli.generate_output import Output
 
     whole = Output.sample
 
@@ -96,7 +96,7 @@ def stop(*_: Any, **__: Any) -> Any:
 def test_ctrl_c_before_the_first_result_is_no_error(
     call: Call, monkeypatch: pytest.MonkeyPatch, command: str, said: str, place: str
 ) -> None:
-    monkeypatch.setattr(options, place, stop)
+    monkeypatch.setattr(loading, place, stop)
     status, out, err = call(command, *CAT, "-n", 3)
     assert (status, out) == (130, "")
     assert err.splitlines()[1:] == [f"interrupted: {said}".replace("d: before", "d before")]

@@ -102,7 +102,7 @@ def test_bad_constraints_are_refused_before_a_model_is_loaded(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("forerun.cli.options.load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("forerun.cli.loading.load", lambda *_, **__: pytest.fail("loaded"))
     assert main([*SHORT, *words]) == 2
     shown = capsys.readouterr()
     assert message in shown.err and not shown.out

@@ -47,6 +47,8 @@ class Worker:
         subprocess.run(["echo", "a child prints"])
         if fields["mode"] == "cannot":
             raise NotImplementedError("no such format")
+        if fields["mode"] == "lacks":
+            import no_such_package_at_all
         self.loads.append(fields)
 
     def reset(self, **fields):
@@ -237,8 +239,21 @@ class TestFailures:
         with pytest.raises(SkippedPeer, match="no such format"):
             process.request("load", 30, mode="cannot", options={}, **LOADED)
 
+    def test_a_missing_package_is_named_with_the_fix(self, process: WorkerProcess) -> None:
+        said = "its environment lacks the package no_such_package_at_all; run `make peers`"
+        with pytest.raises(SkippedPeer, match=f"^{said}$"):
+            process.request("load", 30, mode="lacks", options={}, **LOADED)
+
+    def test_a_killed_worker_may_have_lacked_memory(self, process: WorkerProcess) -> None:
+        process.request("hello", 30)
+        os.kill(process._process.pid, signal.SIGKILL)
+        with pytest.raises(PeerError, match=r"\(signal SIGKILL, as when memory is short\)$"):
+            process.request("run", 30, mode="plain", sampling=asked(), **FIELDS)
+
     def test_death_tells_status_and_last_lines(self, process: WorkerProcess) -> None:
-        with pytest.raises(PeerError, match=r"last words\n.*died during run \(exit status 3\)$"):
+        with pytest.raises(
+            PeerError, match=r"last words\n.*died during run \(exit status 3\): last words$"
+        ):
             process.request("run", 30, mode="dies", sampling=asked(), **FIELDS)
         assert not process.is_alive
         with pytest.raises(PeerError, match="died during hello"):
@@ -249,7 +264,8 @@ class TestFailures:
             process.request("run", 30, mode="raises", sampling=asked(), **FIELDS)
         lines = str(caught.value).splitlines()
         assert lines[:2] == ["builtins.MemoryError: no room", "..."]
-        assert lines[-2].startswith("there appear to be 29 ") and "died during run" in lines[-1]
+        assert lines[-2].startswith("there appear to be 29 ")
+        assert lines[-1].endswith("died during run (exit status 1): builtins.MemoryError: no room")
         assert len(lines) <= MAX_ERROR_LINES
 
     def test_silence_ends_the_worker(self, process: WorkerProcess) -> None:
@@ -285,7 +301,7 @@ class TestFailures:
         assert until(lambda: not any(map(is_running, pids)))
 
     def test_a_missing_interpreter(self, fake: Path) -> None:
-        with pytest.raises(PeerError, match="cannot start"):
+        with pytest.raises(PeerError, match="cannot start /no/such/python: No such .*`make peers`"):
             WorkerProcess(Path("/no/such/python"), fake)
 
     def test_a_worker_that_cannot_be_imported(self, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -10,16 +11,19 @@ from pathlib import Path
 
 import pytest
 from report_page import SVG, Page, marks
+from rich.console import Console
 from sample_run import BREAKS, METHODS, faster, manifest, records, write_run
 
 from forerun.bench import metrics, theory
 from forerun.bench.formatting import factor, times
 from forerun.bench.ranking import Ranking
 from forerun.bench.report import build, write_report
+from forerun.bench.report_html import to_html
 from forerun.bench.report_machine import DEFINITIONS
 from forerun.bench.report_markdown import escaped, to_markdown
 from forerun.bench.results import Record
 from forerun.bench.roofline import roofline_fraction
+from forerun.cli.bench_show import show_summary
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +62,20 @@ def test_figures_are_those_of_the_metrics(page: Page, task: str) -> None:
     mine = [r for r in records() if r.task == task]
     tables = Page(page.source.split(f"<h2>Task {task}</h2>")[1].split("</section>")[0])
     rows = tables.table("method", "by", "place")
-    assert list(rows) == METHODS
-    for method in METHODS:
+    finished = {r.method for r in mine if r.error is None}
+    assert list(rows) == [method for method in METHODS if method in finished]
+    for method in rows:
         own = [r for r in mine if r.method == method]
         totals = metrics.totals(metrics.samples_of(own))
         speed = metrics.speed_up(mine, method)
         bare = metrics.speed_up(mine, method, prefill=False)
-        done = any(r.error is None for r in own)
         expected = {
             "tokens/s": metrics.tokens_per_second(own),
             "speed-up": speed and speed.ratio,
             "without prefill": bare and bare.ratio,
-            "tau": totals.tau if done else None,
-            "A/D": totals.acceptance_rate if done else None,
-            "A/E": totals.examined_rate if done else None,
+            "tau": totals.tau,
+            "A/D": totals.acceptance_rate,
+            "A/E": totals.examined_rate,
         }
         if task == "reasoning":
             expected["one sample"] = metrics.mean_score(own)
@@ -271,6 +275,40 @@ def test_failures_and_skipped_peers_are_shown(run: Path, page: Page) -> None:
     assert "Skipped, not measured: llama_cpp" in said
     assert "Failed on some prompts: openvino" in said
     assert not any(tag == "p" and a.get("class") == "alert" for tag, a in page.tags)
+
+
+def test_methods_without_a_result_are_named_below_the_table() -> None:
+    made = [replace(r, error="Killed") if r.method == "vllm" and r.index else r for r in records()]
+    peers = manifest().peers | {"vllm": "failed 2 times in a row: Killed"}
+    found = build(manifest(peers=peers), made)
+    of_task = {section.title: section for section in found.sections}
+    code, reasoning = (of_task[f"Task {name}"].tables[0] for name in ("code", "reasoning"))
+    assert [row[0] for row in code.rows] == [m for m in METHODS if m != "openvino"]
+    assert [row[0] for row in reasoning.rows] == METHODS  # vllm with the prompt that it finished
+    no_compiler = "llama_cpp (no compiler for its wheel; install gcc and run `make peers`)"
+    assert code.note == f"Left out: openvino (at step 3); {no_compiler}."
+    assert reasoning.note == f"Left out: {no_compiler}."
+    for name in (code.note, escaped(code.note)):
+        text = to_html(found) if name is code.note else to_markdown(found)
+        assert text.count(name) == 1
+
+
+def test_a_task_that_no_method_finished_has_no_table_but_the_reason() -> None:
+    made = [replace(r, error="Killed") if r.task == "code" else r for r in records()]
+    section = next(s for s in build(manifest(), made).sections if s.title == "Task code")
+    assert not section.tables
+    assert section.prose[-1].startswith(f"Left out: {', '.join(METHODS)} (Killed); llama_cpp (no")
+
+
+def test_the_summary_of_a_run_that_was_interrupted_names_what_is_missing() -> None:
+    made = [r for r in records() if r.task == "reasoning" and r.method != "vllm"]
+    text = io.StringIO()
+    show_summary(Console(file=text, width=200), manifest(), made)
+    lines = text.getvalue().splitlines()
+    no_compiler = "llama_cpp (no compiler for its wheel; install gcc and run `make peers`)."
+    assert f"Left out: vllm (not measured yet); {no_compiler}" in lines
+    assert f"code: Left out: {', '.join(METHODS)} (not measured yet); {no_compiler}" in lines
+    assert sum("speed-up" in line for line in lines) == 1, "one table"
 
 
 def test_an_incomplete_run_says_so(report: Callable[..., tuple[Page, str]]) -> None:

@@ -107,7 +107,7 @@ def test_other_searches_take_constraints_too(capsys: pytest.CaptureFixture[str])
 def test_what_cannot_be_combined_is_refused_before_a_model_is_loaded(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
-    monkeypatch.setattr("forerun.cli.options.load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("forerun.cli.loading.load", lambda *_, **__: pytest.fail("loaded"))
     _, err = said(capsys, *SMC, *words, code=2)
     assert message in err
 

@@ -171,8 +171,8 @@ class ContestantPool:
                 contestant.close()
 
     def leave_out(self, name: str, why: str) -> None:
-        """Removes a contestant and writes the reason into the manifest."""
-        self.notice(f"{name} is left out: {why}")
+        """Removes a contestant and writes the reason into the manifest; shows its last line."""
+        self.notice(f"{name} is left out: {last_line(why)}")
         self._running.discard(name)
         with suppress(Exception):
             self.contestants.pop(name).close()

@@ -11,6 +11,9 @@ from forerun.bench import metrics
 from forerun.bench.formatting import counts_by_name
 from forerun.bench.metrics import PLAIN, SpeedUp, Totals
 from forerun.bench.results import Manifest, Record, num_examples
+from forerun.bench.scoring import last_line
+
+NOT_MEASURED = "not measured yet"
 
 
 def kind_of(method: str, manifest: Manifest) -> str:
@@ -30,6 +33,19 @@ def expected_methods(manifest: Manifest) -> list[str]:
     """The planned methods that were not skipped."""
     absent = skipped(manifest)
     return [method for method in manifest.methods if method not in absent]
+
+
+def left_out_line(manifest: Manifest, records: Sequence[Record]) -> str:
+    """The methods that finished none of the prompts, with their reasons; "" if there are none."""
+    done = {r.method for r in records if r.error is None}
+    reasons = {r.method: r.error for r in records if r.error} | skipped(manifest)
+    methods_of: dict[str, list[str]] = {}
+    for method in manifest.methods:
+        if method not in done:
+            reason = last_line(reasons.get(method, NOT_MEASURED)).strip().rstrip(".")
+            methods_of.setdefault(reason, []).append(method)
+    parts = [f"{', '.join(methods)} ({reason})" for reason, methods in methods_of.items()]
+    return f"Left out: {'; '.join(parts)}." if parts else ""
 
 
 def incomplete(manifest: Manifest, records: Sequence[Record]) -> str:
@@ -124,7 +140,8 @@ class Ranking:
             if mine:
                 self.entries.append(Entry(name, kind_of(name, manifest), mine, quiet, plain))
         self._ratios: dict[tuple[str, str], SpeedUp | None] = {}
-        self.has_baseline = any(e.method == PLAIN and e.prompts for e in self.entries)
+        self.measured = [entry for entry in self.entries if entry.prompts]
+        self.has_baseline = any(e.method == PLAIN for e in self.measured)
 
     def best(self, *kinds: str) -> Entry | None:
         """The fastest ranked entry of these kinds; of all kinds if none is given."""

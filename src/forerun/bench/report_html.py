@@ -79,9 +79,10 @@ def _table(table: Table) -> str:
     rows = "".join(_row(row, table, i in table.best) for i, row in enumerate(table.rows))
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     kind = "" if table.has_sentences else ' class="sorts"'
+    note = f'<p class="quiet">{escape(table.note)}</p>' if table.note else ""
     return (
         f'<div class="wide" tabindex="0"><table{kind}>{caption}<thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<tbody>{rows}</tbody></table></div>{note}"
     )
 
 

@@ -32,6 +32,7 @@ class Table:
     rows: Sequence[Sequence[Cell | str]]
     best: frozenset[int] = frozenset()  # highlighted rows
     has_sentences: bool = False
+    note: str = ""  # shown below the table
 
     def is_text(self, column: int) -> bool:
         """Whether a column holds words, aligned to the left."""
@@ -97,6 +98,7 @@ def _section(section: Section) -> list[str]:
     parts += [escaped(line) for line in section.prose]
     for table in section.tables:
         parts += [f"### {escaped(table.title)}" if table.title else "", _table(table)]
+        parts += [escaped(table.note)]
     parts += ["\n".join(f"- **{escaped(t)}**: {escaped(m)}" for t, m in section.terms)]
     return parts
 

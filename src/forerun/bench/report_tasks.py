@@ -9,7 +9,7 @@ from forerun.bench.alerts import truncated_answers
 from forerun.bench.charts import Bar, bars
 from forerun.bench.formatting import factor, number, part_of, times
 from forerun.bench.metrics import PLAIN, SpeedUp, Totals
-from forerun.bench.ranking import Entry, Ranking, finished
+from forerun.bench.ranking import Entry, Ranking, finished, left_out_line
 from forerun.bench.report_markdown import Cell, Section, Table
 from forerun.bench.results import Manifest, num_examples
 from forerun.bench.scoring import pass_at_ks
@@ -67,16 +67,19 @@ def _bar(ranking: Ranking, entry: Entry) -> Bar:
 def task_section(manifest: Manifest, ranking: Ranking, task: str) -> Section:
     """All tables of one task."""
     tables = [
-        speed_table(ranking, task),
+        speed_table(manifest, ranking, task),
         _category_table(ranking, task),
         _pass_table(manifest, ranking, task),
         _trajectory_table(ranking, task),
         _position_table(ranking, task),
         _time_table(ranking, task),
     ]
+    prose = _task_facts(manifest, ranking, task)
+    if not ranking.measured:
+        prose.append(left_out_line(manifest, ranking.records))
     return Section(
         f"Task {task}",
-        [*_task_facts(manifest, ranking, task)],
+        prose,
         [table for table in tables if table.rows],
         folds=True,
     )
@@ -98,19 +101,20 @@ def _task_facts(manifest: Manifest, ranking: Ranking, task: str) -> list[str]:
     return list(filter(None, [text, truncated_answers(manifest, records)]))
 
 
-def speed_table(ranking: Ranking, task: str) -> Table:
-    """Tokens per second, speed-ups, tau, rates and accuracy of every method."""
-    rows = [_speed_row(ranking, entry) for entry in ranking.entries]
+def speed_table(manifest: Manifest, ranking: Ranking, task: str) -> Table:
+    """Tokens per second, speed-ups, tau, rates and accuracy of the methods that were measured."""
+    rows = [_speed_row(ranking, entry) for entry in ranking.measured]
     hidden = {name for name in OPTIONAL if all(row[name] == Cell("-") for row in rows)}
-    if {e.timed_prompts for e in ranking.entries} == {len(finished(ranking.records))}:
+    if {e.timed_prompts for e in ranking.measured} == {len(finished(ranking.records))}:
         hidden.add("prompts")
-    columns = [name for name in rows[0] if name not in hidden]
-    best = [ranking.places.get(entry.method) == "fastest" for entry in ranking.entries]
+    columns = [name for row in rows[:1] for name in row if name not in hidden]
+    best = [ranking.places.get(entry.method) == "fastest" for entry in ranking.measured]
     return Table(
         f"{task}: speed and acceptance",
         columns,
         [[row[name] for name in columns] for row in rows],
         frozenset(i for i, is_best in enumerate(best) if is_best),
+        note=left_out_line(manifest, ranking.records),
     )
 
 
@@ -140,7 +144,7 @@ def _category_table(ranking: Ranking, task: str) -> Table:
     if len(names) < 2 or not ranking.has_baseline:
         return Table("", [], [])
     rows: Rows = []
-    for entry in ranking.entries:
+    for entry in ranking.measured:
         parts = [[r for r in ranking.timed if r.category == name] for name in names]
         speeds = [metrics.speed_up(part, entry.method) for part in parts]
         rows.append([entry.method, *(speed_cell(entry, speed) for speed in speeds)])

@@ -19,12 +19,13 @@ from forerun.utils.files import write_whole
 
 PLAN = (
     *("suite", "dtype", "model", "threads", "seed", "sampling", "methods", "tasks", "rounds"),
-    *("turns", "texts", "optimum"),
+    *("turns", "texts", "optimum", "target", "constraint"),
 )
 NOT_COMPARED = {
     "model": ("path", "name"),
     "tasks": ("in_file", "size", "task"),
 }  # may differ for the same prompts
+MACHINE = ("cpu", "kernels", "device", "gpu")  # older runs have no device
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -84,8 +85,8 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
             return found
     if "machine" not in there:
         return None
-    machines = [{k: one["machine"].get(k) for k in ("cpu", "kernels")} for one in (here, there)]
-    return _difference("machine", *machines)
+    machines = [{"device": "cpu"} | one["machine"] for one in (here, there)]
+    return _difference("machine", *({k: one.get(k) for k in MACHINE} for one in machines))
 
 
 def _difference(name: str, a: Any, b: Any) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli import bench_spec, bench_suite, bench_tasks, options
+from forerun.cli import bench_spec, bench_suite, bench_tasks, loading, options
 from forerun.cli._call_line import call_line
 from forerun.cli._click_group import Commands
 from forerun.cli.output import console, notice, print_json
@@ -274,8 +274,8 @@ def profile(
     from forerun.tasks.base import prepare
 
     torch.set_num_threads(threads)
-    loaded: Any = options.load(model, dtype=dtype, device=device, batch=parts.batch)
-    options.warm_up(loaded, drafter=parts.drafter, verifier=parts.verifier)
+    loaded: Any = loading.load(model, dtype=dtype, device=device, batch=parts.batch)
+    loading.warm_up(loaded, drafter=parts.drafter, verifier=parts.verifier)
     prompt = prepare(source.example(0), loaded.tokenizer).prompt
     found = measure(loaded, prompt, sampling, parts, rounds=rounds)
     if is_json:

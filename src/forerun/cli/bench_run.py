@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from forerun.cli import options
+from forerun.cli import loading, options
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import DataError
 from forerun.utils.text import counted
@@ -114,7 +114,7 @@ class Bench:
             request = self.request
             how: dict[str, Any] = {"dtype": request.dtype, "device": request.device}
             target = request.target or None
-            self._loaded = options.load(request.model, batch=self.batch, target=target, **how)
+            self._loaded = loading.load(request.model, batch=self.batch, target=target, **how)
             cost_of(self._loaded.target, is_full=True)
         return self._loaded
 

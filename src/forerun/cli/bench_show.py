@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from forerun.bench import metrics
 from forerun.bench.disturbance import disturbed, undisturbed
 from forerun.bench.formatting import factor, number, part_of, span
-from forerun.bench.ranking import finished, skipped
+from forerun.bench.ranking import finished, left_out_line, skipped
 from forerun.bench.scoring import last_line, pass_at_ks
-from forerun.cli.options import SLOW_SECONDS
+from forerun.cli.loading import SLOW_SECONDS
 from forerun.cli.output import console, notice
 from forerun.utils.text import counted
 
@@ -181,7 +181,7 @@ LEGEND = (
 
 
 def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> None:
-    """One table per task, skipped peers and warnings."""
+    """One table per task of the methods that were measured, what was left out, and warnings."""
     from forerun.bench.report_summary import model_name
 
     found = summary(manifest, records)
@@ -191,12 +191,17 @@ def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> Non
         title += f", {manifest.rounds} rounds" if manifest.rounds > 1 else ""
         most = max((int(k) for one in methods.values() for k in one["pass_at_k"]), default=0)
         columns = (*COLUMNS[:-1], f"pass@{most}", COLUMNS[-1]) if most else COLUMNS
-        shown_methods = {k: v for k, v in methods.items() if k not in found["left_out"]}
-        rows = [_row(method, figure, most) for method, figure in shown_methods.items()]
-        out.print(make_table(title, columns, rows))
+        rows = [
+            _row(method, figure, most) for method, figure in methods.items() if figure["prompts"]
+        ]
+        if rows:
+            out.print(make_table(title, columns, rows))
+        if absent := left_out_line(manifest, [r for r in records if r.task == task]):
+            out.print(absent if rows else f"{task}: {absent}", markup=False, soft_wrap=True)
     out.print(LEGEND, markup=False, soft_wrap=True)
     for name, why in found["left_out"].items():
-        out.print(f"{name} was left out: {last_line(why)}", markup=False)
+        if any(methods[name]["prompts"] for methods in found["tasks"].values()):
+            out.print(f"{name} was stopped: {last_line(why)}", markup=False, soft_wrap=True)
     for note in found["notes"]:
         out.print(note, markup=False, soft_wrap=True)
 

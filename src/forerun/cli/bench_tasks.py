@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forerun import registry
-from forerun.cli import options
+from forerun.cli import loading, options
 from forerun.cli.output import notice, print_json
 
 
@@ -37,7 +37,7 @@ def inflate(
     from forerun.cli._signals import exit_at_once
     from forerun.cli.index_show import Bars
 
-    with exit_at_once(options.EARLY_INTERRUPT):
+    with exit_at_once(loading.EARLY_INTERRUPT):
         from forerun.bench.inflate import inflate as pad
     try:
         with Bars() as bars:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
-from forerun.cli import options
+from forerun.cli import loading, options
 from forerun.cli.output import console, notice
 from forerun.cli.prompts import as_shown
 from forerun.core.sampling import Sampling
@@ -266,15 +266,15 @@ def command(
     out = console()
     how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
     check = options.chat_check(model)
-    loaded: Any = options.load(model, batch=2, check=check, **how)  # type: ignore[arg-type]
+    loaded: Any = loading.load(model, batch=2, check=check, **how)  # type: ignore[arg-type]
     chat = Chat(loaded, sampling, with_memory(drafter), system, parts)
     chat.check_template()
     chat.check_system(system)
-    options.warm_up(loaded, drafter=chat.drafter, verifier=verifier)
+    loading.warm_up(loaded, drafter=chat.drafter, verifier=verifier)
     if out.is_terminal:
         _remember_lines()
         notice("/help lists commands, /quit leaves; colour marks accepted drafts")
-        options.hint_small(loaded, drafter)
+        loading.hint_small(loaded, drafter)
     Terminal(chat, out).run()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli import options
+from forerun.cli import loading, options
 from forerun.cli._call_line import call_line
 from forerun.cli.output import Results, console, notice, print_json
 from forerun.core.sampling import Sampling, check_samples
@@ -187,11 +187,11 @@ def command(
     notice(f"# {call_line(ctx, model=model)}")
     size = size or ("0.1B" if model == "reasoner" else OWN)
     with Results(out) as results, padded(model, size) as folder:
-        loaded = options.load(folder, dtype=dtype, device=device, batch=batch, weights=weights)
+        loaded = loading.load(folder, dtype=dtype, device=device, batch=batch, weights=weights)
         sampling = partial(Sampling, temperature, seed=seed)
         setup = _setup(loaded, sampling, drafter, problems, n, max_new_tokens, batch)
         for arm in setup.arms[1:]:
-            options.warm_up(loaded, drafter=arm)
+            loading.warm_up(loaded, drafter=arm)
         board = Board(setup, loaded.tokenizer)
         try:
             _run(loaded, board, results)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.assets import is_embedded
-from forerun.cli import options
+from forerun.cli import loading, options
 from forerun.cli.output import console, notice, print_json
 from forerun.cli.prompts import as_shown, read_jobs
 from forerun.core.sampling import Sampling, check_samples
@@ -90,7 +90,7 @@ def command(
     path = out or _default_path(model)
     array_file.check_place(_first_new_path(path))
     _check_replaced(path)
-    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
+    loaded = loading.load(model, dtype=dtype, device=device, batch=batch)
     with _write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     tally = _count(loaded, split.fit, sampling, batch)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,32 +11,20 @@ import typer
 
 from forerun import registry
 from forerun.cli import _constraints as constraints
-from forerun.cli import generate_ray, options
+from forerun.cli import generate_ray, loading, options
 from forerun.cli._call_line import announce, call_line
 from forerun.cli._graphs import wants_graphs
+from forerun.cli._sampling import read_sampling
 from forerun.cli._signals import exit_at_once
+from forerun.cli.generate_output import Output
 from forerun.cli.memory import check_memory_file, memory_saved
-from forerun.cli.output import (
-    Results,
-    counted,
-    invalid_reason,
-    logprob_lines,
-    notice,
-    particle_lines,
-    print_json,
-    print_styled,
-    sample_record,
-    stats_lines,
-)
+from forerun.cli.output import Results, notice
 from forerun.cli.prompts import Job, as_shown, read_jobs
-from forerun.core.sampling import Sampling, from_json
-from forerun.errors import ConfigError, UnknownName
+from forerun.errors import ConfigError
 from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.api import Model
-    from forerun.constraints._report import Report
-    from forerun.engine.generation import Sample
 
 TopK = Annotated[
     int,
@@ -81,87 +66,6 @@ Tenant = Annotated[str, typer.Option("--tenant", hidden=True)]  # each has its o
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", hidden=True)]  # print the call
 
 ANNOUNCED_SAMPLES = 1000  # from this number on, the number of samples is printed first
-
-
-@dataclass
-class Output:
-    """Prints and writes finished samples, and counts them."""
-
-    is_json: bool
-    streams: bool
-    num_samples: int
-    results: Results
-    call: str
-    decode: Callable[[list[int]], str] = str  # for the tokens of --logprobs
-    num_done: int = 0
-
-    def __post_init__(self) -> None:
-        from forerun.engine.stats import Stats
-
-        self.stats = Stats()
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts the clock, once everything is loaded and compiled."""
-        self.start = time.perf_counter()
-
-    def piece(self, text: str) -> None:
-        """Prints accepted text on a terminal."""
-        if self.streams and text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
-    def sample(self, sample: Sample, job: Job, seed: int) -> None:
-        """Prints a finished sample, then writes it to the file."""
-        self.num_done += 1
-        self.stats.add(sample.stats)
-        record = sample_record(sample, job.prompt, seed, self.call)
-        if job.id is not None:
-            record = {"id": job.id} | record
-        if self.is_json:
-            print_json(record)
-        elif self.streams:
-            print(flush=True)
-        else:
-            self._text(sample)
-        if not self.is_json and sample.logprobs is not None:
-            print(*logprob_lines(sample, self.decode), sep="\n", flush=True)
-        if not self.is_json and sample.constraint is not None:
-            self._constrained(sample, sample.constraint)
-        self.results.write(record)
-
-    def footer(self) -> None:
-        """Prints statistics of all finished samples."""
-        if self.is_json or not self.num_done:
-            return
-        seconds = time.perf_counter() - self.start
-        for line in stats_lines(self.stats, self.num_done, seconds):
-            print_styled(line, "dim", stderr=True)
-
-    def interrupted(self) -> str:
-        """The message after Ctrl-C."""
-        asked = counted(self.num_samples, "sample")
-        if not self.num_done:
-            return f"interrupted before the first of {asked} was finished; nothing is kept"
-        where = f", kept in {self.results.path}" if self.results.path else ""
-        return f"interrupted: {self.num_done} of {asked} finished{where}"
-
-    def _constrained(self, sample: Sample, report: Report) -> None:
-        """Prints the particles that a text was drawn from, and why a text is not valid."""
-        for line in particle_lines(report) if report.particles else ():
-            print_styled(line, "dim", stderr=True)
-        if not sample.valid:
-            notice(invalid_reason(sample))
-
-    def _text(self, sample: Sample) -> None:
-        if self.num_samples > 1:
-            head = (
-                f"--- prompt {sample.prompt_index}, sample {sample.index}: "
-                f"{counted(len(sample.tokens), 'token')}, {sample.finish}, "
-                f"tau {sample.stats.tau:.2f}"
-            )
-            print_styled(head, "cyan")
-        print(sample.text, flush=True)
 
 
 def command(
@@ -225,40 +129,42 @@ def command(
     """Sample from a model: faster, with the distribution of plain decoding."""
     generate_ray.check(engine, actors)
     seed = generate_ray.seed_for(engine, out) if seed is None else seed
-    jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
-    parts = _parts(ctx.params, jobs)
-    is_local, call = options.runs_locally(ctx.params), call_line(ctx, seed=seed)
-    options.check_model(model, dtype, device, batch, weights, is_local=is_local)
-    if memory is not None and is_local:
-        check_memory_file(memory)
-    with Results(out if is_local else None) as results:
+    jobs = read_jobs(prompt, prompt_file, read_sampling(ctx.params | {"seed": seed}))
+    parts = _checked_parts(ctx.params, jobs)
+    run, call = (_run_local if engine == "local" else _run_ray), call_line(ctx, seed=seed)
+    with Results(out if engine == "local" else None) as results:
         if verbose or not is_json:
             announce(ctx, seed=seed)
-        if is_local:
-            _run_local(ctx.params, jobs, parts, results, call)
-        else:
-            _run_ray(ctx.params, jobs, parts, call, seed)
+        run(ctx.params | {"seed": seed}, jobs, parts, results, call)
 
 
-def _parts(given: dict[str, Any], jobs: list[Job]) -> dict[str, str]:
-    """Specs of drafter, verifier and controller, checked. Raises ConfigError."""
+def _checked_parts(given: dict[str, Any], jobs: list[Job]) -> dict[str, str]:
+    """Specs of drafter, verifier and controller, once all options are checked.
+
+    Raises ConfigError, DataError, ModelError.
+    """
     samplings = tuple(job.sampling for job in jobs)
     constraints.check(given, samplings)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
     is_local, target = options.runs_locally(given), given["target"]
     options.check_parts(is_local=is_local, samplings=samplings, target=target, **parts)
+    model = (given[name] for name in ("model", "dtype", "device", "batch", "weights"))
+    options.check_model(*model, is_local=is_local)
+    if given["memory"] is not None and is_local:
+        check_memory_file(given["memory"])
     return parts
 
 
 def _run_ray(
-    given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str, seed: int
+    given: dict[str, Any], jobs: list[Job], parts: dict[str, str], results: Results, call: str
 ) -> None:
+    """Runs all prompts on a Ray cluster, which writes its own results."""
     names = ("model", "tenant", "dtype", "device", "weights", "batch", "target")
     how: dict[str, Any] = {name: given[name] for name in names}
     made = partial(constraints.shapers, given=dict(given))
     setup = generate_ray.Setup(**how | parts, shapers=made, graphs=wants_graphs())
-    generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
+    generate_ray.run(given, jobs, setup, call, given["seed"], given["is_json"])
 
 
 def _run_local(
@@ -278,14 +184,14 @@ def _run_local(
             notice(f"drafter {drafter} is not used: particles grow by one token a step")
         room = max(batch, *(search.n for search in searches), 1)
         check = options.chat_check(given["model"], is_needed=True) if given["chat"] else None
-        loaded = options.load(given["model"], batch=room, check=check, **how)
+        loaded = loading.load(given["model"], batch=room, check=check, **how)
         output.decode = loaded.tokenizer.decode_inside
-        with exit_at_once(options.EARLY_INTERRUPT):  # constraints compile kernels
+        with exit_at_once(loading.EARLY_INTERRUPT):  # constraints compile kernels
             shapers = constraints.shapers(loaded, given)
         chat = given["chat"]
         _hint_chat(loaded, jobs, chat, is_json)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
-        options.warm_up(loaded, **parts)
+        loading.warm_up(loaded, **parts)
         how = {"is_quiet": is_json, "stats": output.stats}
         asap = constraints.asap_saved(loaded, given["constraint_memory"], tenant, is_quiet=is_json)
         with asap, memory_saved(loaded, given["memory"], drafter, tenant, **how):
@@ -299,66 +205,7 @@ def _run_local(
         raise
     output.footer()
     if not is_json:
-        options.hint_small(loaded, drafter)
-
-
-def _sampling(given: dict[str, Any]) -> Sampling:
-    """Sampling parameters from the options. Raises ConfigError."""
-    renamed = {
-        "logit_bias": _biases(given["logit_bias"]),
-        "banned_tokens": tuple(given["ban"]),
-        "stop": tuple(given["stop"]),
-        "stop_token_ids": tuple(given["stop_token_id"]),
-    }
-    names = (Sampling.__dataclass_fields__.keys() & given.keys()) - {"constraint"}
-    own = {name: given[name] for name in names} | renamed
-    return Sampling(**own | _fields(given["fields"]))
-
-
-def _fields(texts: list[str]) -> dict[str, Any]:
-    """Fields of Sampling from texts NAME=VALUE. Raises ConfigError, UnknownName."""
-    known = Sampling.__dataclass_fields__.keys() - {"n", "seed", "constraint"}
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals:
-            raise ConfigError(f"--set takes NAME=VALUE, e.g. min_p=0.05, got {text!r}")
-        if name not in known:
-            raise UnknownName.of("field of --set:", name, known)
-        if name in found:
-            raise ConfigError(f"--set gives {name} twice; write it once")
-        found[name] = _json(value.strip())
-    return from_json(found)
-
-
-def _json(text: str) -> Any:
-    """The JSON value of a text, or the text itself if it is not JSON."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _biases(texts: list[str]) -> dict[int, float]:
-    """Token id -> bias. Raises ConfigError for a repeated token."""
-    biases: dict[int, float] = {}
-    for token, bias in map(_bias, texts):
-        if token in biases:
-            raise ConfigError(
-                f"--logit-bias gives token {token} twice, with {biases[token]:g} and {bias:g}; "
-                "write one of them"
-            )
-        biases[token] = bias
-    return biases
-
-
-def _bias(text: str) -> tuple[int, float]:
-    token, _, value = text.partition("=")
-    try:
-        return int(token), float(value)
-    except ValueError:
-        raise ConfigError(f"--logit-bias must be ID=BIAS, e.g. 42=-1.5, got {text!r}") from None
+        loading.hint_small(loaded, drafter)
 
 
 def _controller(spec: str, nodes: int | None, depth: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli import options
+from forerun.cli import loading, options
 from forerun.cli._click_group import Commands
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError, DataError, ForerunError
@@ -216,7 +216,7 @@ def _drafts(memory: Memory, model: str, after: str, nodes: int) -> list[str]:
     """The drafts of the memory after a text, one per path of the tree."""
     from forerun.state import drafter_files
 
-    loaded: Any = options.load(model, dtype="auto", device="auto", batch=1)
+    loaded: Any = loading.load(model, dtype="auto", device="auto", batch=1)
     drafter_files.check_fits(memory, drafter_files.origin_of(loaded, memory.origin.tenant))
     tokens = loaded.tokenizer.encode(after)
     tree = drafter_files.draft(memory, tokens, nodes)

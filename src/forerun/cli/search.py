@@ -13,7 +13,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import _constraints as constraints
-from forerun.cli import _signature, options
+from forerun.cli import _signature, loading, options
 from forerun.cli._call_line import announce, call_line
 from forerun.cli.memory import check_memory_file, memory_saved
 from forerun.cli.output import Results, notice, print_json, print_styled, stats_lines
@@ -183,7 +183,7 @@ def _run(
     try:
         room = (given.get("batch") or search.n) + search.n  # KV cells of prefixes stay cached
         how: dict[str, Any] = {name: given[name] for name in ("dtype", "device")}
-        model = options.load(given["model"], batch=room, target=given.get("target"), **how)
+        model = loading.load(given["model"], batch=room, target=given.get("target"), **how)
         for job, found, seconds in _searches(search, model, given, jobs):
             record = found.to_dict() | {"call": call}
             record |= {} if job.id is None else {"id": job.id}
@@ -206,7 +206,7 @@ def _searches(search: Search, model: Model, given: dict[str, Any], jobs: list[Jo
         return
     how = {kind: given[kind] for kind in (*PARTS, "batch", "tenant")}
     how["constraint"] = constraints.shapers(model, given)
-    options.warm_up(model, drafter=given["drafter"], verifier=given["verifier"])
+    loading.warm_up(model, drafter=given["drafter"], verifier=given["verifier"])
     is_quiet = given["is_json"]
     with memory_saved(model, given["memory"], given["drafter"], given["tenant"], is_quiet=is_quiet):
         for i, job in enumerate(jobs):

@@ -13,7 +13,7 @@ import typer
 
 from forerun import registry
 from forerun.assets import is_embedded
-from forerun.cli import options
+from forerun.cli import loading, options
 from forerun.cli._call_line import call_line
 from forerun.cli.output import console, notice, print_json
 from forerun.cli.prompts import as_shown, read_jobs
@@ -120,8 +120,8 @@ def command(
     options.check_model(model, dtype, device, batch, weights)
     notice(f"# {call_line(ctx)}")
     how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
-    loaded = options.load(model, batch=batch, **how)  # type: ignore[arg-type]
-    options.warm_up(loaded, **specs)
+    loaded = loading.load(model, batch=batch, **how)  # type: ignore[arg-type]
+    loading.warm_up(loaded, **specs)
     from forerun.cli.verify_show import show, to_dict
     from forerun.lossless.greedy import Parts
 

@@ -68,7 +68,9 @@ class WorkerProcess:
                 errors="replace",
             )
         except OSError as error:
-            raise PeerError(f"{self.name}: cannot start {python}: {error.strerror}") from None
+            raise PeerError(
+                f"cannot start {python}: {error.strerror}; run `make peers` to install it again"
+            ) from None
         assert self._process.stdout and isinstance(self._process.stderr, TextIOWrapper)
         self._process.stderr.reconfigure(newline="")  # "\r" restarts a line
         self._readers = [
@@ -156,7 +158,18 @@ class WorkerProcess:
         self.kill()
         code = self._process.returncode
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
+        if code == -signal.SIGKILL:
+            how += ", as when memory is short"
+        said = f": {self._cause()}" if code > 0 and self.stderr else ""
+        return PeerError(
+            self._with_tail(f"{self.name}: the worker died during {verb} ({how}){said}")
+        )
+
+    def _cause(self) -> str:
+        """The last exception on stderr, or else its last line."""
+        lines = [line.strip() for line in [*self.stderr] if line.strip()]
+        raised = [line for line in lines if RAISED.fullmatch(line)]
+        return (raised or lines or [""])[-1]
 
     def _with_tail(self, text: str) -> str:
         """The tail of stderr followed by the error."""

@@ -111,9 +111,14 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def load(worker: Any, **fields: Any) -> dict[str, Any]:
-    """Loads a mode of the peer."""
+    """Loads a mode of the peer. Raises NotImplementedError if a package is missing."""
     start = time.perf_counter()
-    worker.load(**fields)
+    try:
+        worker.load(**fields)
+    except ModuleNotFoundError as error:
+        raise NotImplementedError(
+            f"its environment lacks the package {error.name}; run `make peers`"
+        ) from None
     return {"seconds": time.perf_counter() - start}
 
 

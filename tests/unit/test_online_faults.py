@@ -18,12 +18,13 @@ from fakes import sequence
 from forerun.core.dice import SeededDice
 from forerun.drafters import _sub_model
 from forerun.drafters.online import ONE_CLASS, Online
-from forerun.errors import CapacityError
+from forerun.errors import CapacityError, ConfigError
 from forerun.models.sub_models import Exits, write_exits
 from forerun.serving.learning import TimeShare
 from forerun.training.corrections import Episode, ErrorBuffer
 from forerun.training.online import Learner, OnlineOptions, draft_module
 from forerun.training.recipes.online import RESULTS, folder_names, write_rows
+from forerun.training.replay import Request, fitting
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +147,15 @@ def test_a_full_disk_at_the_results_is_named(tmp_path: Path) -> None:
     with room(10), pytest.raises(CapacityError, match=RESULTS):
         write_rows(path, [{"alpha": 0.5}] * 9)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_requests_that_do_not_fit_the_context_are_left_out(
+    pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not an error in the middle of the traffic, at which every resumed run stops again."""
+    model = forerun.load(str(pair[0]))
+    long, short = Request("one two " * 400, ONE_CLASS), Request("one two", ONE_CLASS)
+    assert fitting([short, long, short], model) == [short, short]
+    assert "1 of 3 requests are left out" in caplog.text
+    with pytest.raises(ConfigError, match="no prompt fits the context"):
+        fitting([long], model)

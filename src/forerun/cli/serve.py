@@ -146,6 +146,11 @@ def _start_notice(
     """A function that prints the URL, API keys and methods of the server."""
     methods = ", ".join(f"{m} (default)" * (m == offer["default"]) or m for m in offer["methods"])
     guarded = counted(len(keys), "API key") if len(keys) else "no API key"
+    if settings.learn:
+        methods += (
+            f"; the draft learns for at most {settings.learn:.0%} of the time, and its weights are "
+            "lost at the end; GET and POST /learning"
+        )
     return lambda url: notice(
         f"serving {settings.name!r} at {url}/v1 ({guarded}{more}); methods: {methods}"
     )

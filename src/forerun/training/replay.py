@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from forerun.training.progress import Watch, counted, silent
 from forerun.utils.files import read_lines
 from forerun.utils.signals import delayed_interrupt
 
+log = logging.getLogger("forerun")
 CHECKPOINT_MINUTES = 3.0
 FORM = 'expected a JSON object per line with "prompt", and optionally "class"'
 
@@ -182,4 +184,21 @@ def read_traffic(path: Path, num: int) -> list[Request]:
         found.append(Request(prompt, kind))
     if not found:
         raise ConfigError(f"{path} has no request; {FORM}")
+    return found
+
+
+def fitting(requests: Many[Request], model: Model) -> list[Request]:
+    """The requests with a prompt that fits the model's context; a warning counts the others.
+
+    Raises ConfigError if none fits.
+    """
+    context = model.target.context
+    found = [r for r in requests if len(prompt_ids(model, r.prompt)) < context]
+    if num := len(requests) - len(found):
+        log.warning(
+            f"{num} of {len(requests)} requests are left out: their prompts do not fit the "
+            f"target's context of {context} tokens"
+        )
+    if not found:
+        raise ConfigError(f"no prompt fits the context of {context} tokens; give shorter ones")
     return found

@@ -42,6 +42,7 @@ from forerun.training.replay import (
     Replay,
     ReplaySettings,
     Request,
+    fitting,
     read_traffic,
 )
 from forerun.training.translated import objective_for
@@ -129,6 +130,7 @@ class OnlineDraft(Recipe):
         is_trained = checkpoint.exists() or (out / RESULTS).exists()
         plans.begin(out, self, is_trained=is_trained, resume=resume)
         model = forerun.load(self.model, max_seqs=1)
+        requests = fitting(requests, model)
         drafter = self.drafter(model, requests)
         learner = OnlineLearner(
             draft_module(str(drafter.model)),

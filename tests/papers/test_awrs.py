@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from three_tokens import three_tokens
 
 from fakes import FakeTarget
-from forerun.api import Model
+from forerun.api import Model, Result
 from forerun.constraints.awrs import draw
 from forerun.constraints.choice import Choice
 from forerun.core.dice import SeededDice
@@ -41,6 +42,12 @@ def model() -> Model:
 def distance(law: dict[str, float]) -> float:
     """KL(true || law)."""
     return sum(p * math.log(p / law[text]) for text, p in TRUE.items())
+
+
+def drawn(n: int, seed: int) -> Result:
+    """Texts drawn one by one, without weights."""
+    how: dict[str, Any] = {"constraint": Choice(TEXTS), "constraint_sampling": "awrs"}
+    return model().generate([PROMPT], **how, max_new_tokens=LENGTH + 1, n=n, seed=seed)[0]
 
 
 def from_particles(n: int, runs: int, **options: object) -> tuple[dict[str, float], list[float]]:
@@ -77,14 +84,7 @@ def test_tests_do_not_grow_with_the_vocabulary(size: int, share: float) -> None:
 
 
 def test_a_mask_is_far_from_the_law_and_awrs_alone_has_the_masked_law() -> None:
-    found = model().generate(
-        [PROMPT],
-        constraint=Choice(TEXTS),
-        constraint_sampling="awrs",
-        max_new_tokens=LENGTH + 1,
-        n=800,
-        seed=2,
-    )[0]
+    found = drawn(800, seed=2)
     counts = Counter(sample.text for sample in found.samples)
     assert all(sample.valid for sample in found.samples)
     assert abs(counts["aaaaa"] / 800 - 0.5) < 3 * math.sqrt(0.25 / 800)
@@ -93,14 +93,7 @@ def test_a_mask_is_far_from_the_law_and_awrs_alone_has_the_masked_law() -> None:
 
 def test_weights_correct_the_masked_law() -> None:
     """Texts of AWRS weighted by their own w: estimates of P(allowed) and of the true law."""
-    found = model().generate(
-        [PROMPT],
-        constraint=Choice(TEXTS),
-        constraint_sampling="awrs",
-        max_new_tokens=LENGTH + 1,
-        n=2000,
-        seed=5,
-    )[0]
+    found = drawn(2000, seed=5)
     weights = np.array([math.exp(sample.constraint.logw) for sample in found.samples])
     error = weights.std() / math.sqrt(len(weights))
     assert abs(weights.mean() - 17 / 32) < 3 * error

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any, NoReturn
@@ -126,6 +127,10 @@ class Store:
             self.rows[key] = make()
             self.save()
         return self.rows[key]
+
+    def by_seed(self, key: str, num: int, make: Callable[[int], Row]) -> list[Row]:
+        """The rows of the seeds 0 to num - 1."""
+        return [self.row(f"{key}, seed {seed}", partial(make, seed)) for seed in range(num)]
 
     def save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)

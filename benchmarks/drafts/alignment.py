@@ -8,11 +8,13 @@ seed. Figures are of the answers for tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from scripts import Row
+from scripts import Row, table
 
-from drafts.common import Bench, cell, goal, seeds_of, table, tau_of
+from drafts.common import Bench, PartSizes
+from drafts.figures import cell, goal, seeds_of, tau_of
 from forerun.training.drafts.phases import Phase
 
 LOSSES = {
@@ -27,10 +29,9 @@ GAIN = 0.05  # of acceptance over the pre-trained draft
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(PartSizes):
     """rates: factors of the learning rates that are tried."""
 
-    seeds: int
     steps: int
     rates: tuple[float, ...]
 
@@ -40,19 +41,19 @@ FULL, QUICK = Sizes(3, 150, (0.3, 1.0, 3.0)), Sizes(1, 2, (1.0, 3.0))
 
 def run(bench: Bench) -> None:
     """Every loss with every rate on one seed, then its best rate on the others."""
-    sizes = QUICK if bench.quick else FULL
-    store = bench.store("alignment", sizes)
+    sizes, store = bench.part("alignment", FULL, QUICK)
     before = store.row("before", lambda: figures(bench, bench.prose_draft(), 0))
     longer = store.row("workbench", lambda: figures(bench, bench.draft(), 0))
     found, rates = dict[str, list[Row]](), dict[str, float]()
+
+    def rows(loss: str, rate: float, seeds: int) -> list[Row]:
+        make = partial(aligned, bench, sizes, loss, rate)
+        return store.by_seed(f"{loss}, rate {rate}", seeds, make)
+
     for loss in LOSSES:
-
-        def one(rate: float, seed: int, loss: str = loss) -> Row:
-            key = f"{loss}, rate {rate}, seed {seed}"
-            return store.row(key, lambda: aligned(bench, sizes, loss, rate, seed))
-
-        rates[loss] = max(sizes.rates, key=lambda rate: one(rate, 0)["chosen"])  # noqa: B023
-        found[loss] = [one(rates[loss], seed) for seed in range(sizes.seeds)]
+        chosen = {rate: rows(loss, rate, 1)[0]["chosen"] for rate in sizes.rates}
+        rates[loss] = max(chosen, key=chosen.__getitem__)
+        found[loss] = rows(loss, rates[loss], sizes.seeds)
     bench.write("alignment", loss_table(before, longer, found, rates), goals(before, found))
 
 

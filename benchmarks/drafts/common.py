@@ -1,4 +1,4 @@
-"""What the parts share: models, texts, prompts with the target's answers, figures, intervals.
+"""What the parts share: models, texts, prompts with the target's answers, and decoding.
 
 Prompts are of three domains. The target's answers to them are generated once. Of ten prompts, one
 is for tests and one to choose learning rates and checkpoints; both are of held-out texts.
@@ -10,22 +10,19 @@ import copy
 import gzip
 import hashlib
 import json
-import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scripts import Row, Store
-from scripts import table as table
 
 import forerun
 from forerun.api import Model
-from forerun.bench.metrics import STUDENT
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
@@ -48,7 +45,16 @@ NUM_PROMPTS, QUICK_PROMPTS = 480, 60
 TEST, TUNE = 0, 5  # of ten prompts
 PRETRAIN, QUICK_PRETRAIN = 250, 3  # steps of 4096 tokens
 MICRO = 512  # tokens per micro-batch; a step has two
-SHOWN, NOT_SHOWN = "direction of the sheet shown", "mechanism verified, effect not shown"
+
+
+@dataclass(frozen=True)
+class PartSizes:
+    """What a part measures; parts add their own. seeds: runs of each row."""
+
+    seeds: int
+
+
+S = TypeVar("S", bound=PartSizes)
 
 
 @dataclass
@@ -60,12 +66,18 @@ class Bench:
     workbench: Path
     quick: bool = False
 
-    def store(self, part: str, sizes: Any, names: Sequence[str] = ("target", "draft")) -> Store:
-        """The rows of a part; with other sizes or models (`names`) earlier rows are dropped."""
+    def part(
+        self, part: str, full: S, quick: S, names: Sequence[str] = ("target", "draft")
+    ) -> tuple[S, Store]:
+        """The sizes and the rows of a part.
+
+        With other sizes or models (`names`) earlier rows are dropped.
+        """
+        sizes = quick if self.quick else full
         models = [self.folder(name) / "model.safetensors" for name in names]
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in models)).hexdigest()
         options = {"sizes": asdict(sizes), "workbench": digest[:16]}
-        return Store(self.out / f"{part}.json", json.loads(json.dumps(options)))
+        return sizes, Store(self.out / f"{part}.json", json.loads(json.dumps(options)))
 
     def write(self, part: str, *blocks: str) -> None:
         """Prints tables and writes them as `<part>.md`."""
@@ -257,55 +269,3 @@ def questions(data: Path) -> list[tuple[str, str]]:
             rows = [json.loads(line) for line in file]
         found += [(f"Question: {row[question]}\nAnswer:", f" {row[answer]}") for row in rows]
     return found
-
-
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """The mean over seeds, and half of its 95 % interval (Student's t; infinite for one seed)."""
-    given, num = np.asarray(values, float), len(values)
-    if num < 2:
-        return float(given.mean()), math.inf
-    factor = STUDENT[num - 2] if num - 2 < len(STUDENT) else 1.96
-    return float(given.mean()), float(factor * given.std(ddof=1) / math.sqrt(num))
-
-
-def cell(values: Sequence[float]) -> str:
-    """The mean over seeds with its interval, or the value of one seed."""
-    mean, half = spread(values)
-    return f"{mean:.3f} ± {half:.3f}" if math.isfinite(half) else f"{mean:.3f}"
-
-
-def tau_of(rows: Sequence[Row]) -> float:
-    """Tokens per pass of runs of `Bench.decoded`."""
-    return sum(sum(r["tokens"]) for r in rows) / sum(sum(r["passes"]) for r in rows)
-
-
-def ratio(rows: Sequence[Row], others: Sequence[Row]) -> tuple[float, float, float]:
-    """tau over that of other runs on the same prompts, with a 95 % bootstrap over prompts."""
-    sums = [
-        np.array([np.sum([r[name] for r in some], axis=0) for name in ("tokens", "passes")])
-        for some in (rows, others)
-    ]
-
-    def quotient(picks: Any) -> Any:
-        (tokens, passes), (tokens_2, passes_2) = (s[:, picks].sum(-1) for s in sums)
-        return tokens / passes / (tokens_2 / passes_2)
-
-    num = sums[0].shape[1]
-    picks = np.random.default_rng(0).integers(0, num, (2000, num))
-    low, high = np.quantile(quotient(picks), (0.025, 0.975))
-    return float(quotient(np.arange(num))), float(low), float(high)
-
-
-def goal(text: str, values: Sequence[float], least: float = 0.0) -> str:
-    """A line on a goal: the mean difference over seeds has to be above `least` with its interval.
-
-    One seed shows nothing.
-    """
-    mean, half = spread(values)
-    word = SHOWN if mean - half > least else NOT_SHOWN
-    return f"- {text[0].upper()}{text[1:]}: {cell(values)}; {word}."
-
-
-def seeds_of(num: int) -> str:
-    """How many seeds a table has, in words of a caption."""
-    return f"{num} seeds, mean ± half of the 95 % interval" if num > 1 else "one seed"

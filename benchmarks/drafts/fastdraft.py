@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from scripts import Row, Store
+from scripts import Row, Store, table
 
-from drafts.common import DOMAINS, Bench, cell, goal, seeds_of, table
+from drafts.common import DOMAINS, Bench, PartSizes
+from drafts.figures import cell, goal, seeds_of
 from forerun.engine.cost.forward import one_row_seconds
 from forerun.training.drafts.distillation import TEXT, Distilled
 from forerun.training.drafts.phases import CODE_SHARE, THREE, Budget, Phase, Texts
@@ -30,10 +32,9 @@ CONTROL = "control"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(PartSizes):
     """steps: of all phases. probe: steps of each depth. share: of the target's parameters."""
 
-    seeds: int
     steps: int
     probe: int
     share: float
@@ -44,12 +45,8 @@ FULL, QUICK = Sizes(3, 600, 80, 0.27), Sizes(1, 12, 2, 0.27)
 
 def run(bench: Bench) -> None:
     """Stages by domain, and depths."""
-    sizes = QUICK if bench.quick else FULL
-    store = bench.store("fastdraft", sizes)
-    runs = [
-        store.row(f"stages, seed {seed}", lambda seed=seed: stages(bench, sizes, seed))
-        for seed in range(sizes.seeds)
-    ]
+    sizes, store = bench.part("fastdraft", FULL, QUICK)
+    runs = store.by_seed("stages", sizes.seeds, partial(stages, bench, sizes))
     bench.write("fastdraft", stage_table(runs), goals(runs), depth_table(bench, sizes, store))
 
 
@@ -114,15 +111,10 @@ def depth_table(bench: Bench, sizes: Sizes, store: Store) -> str:
     """Cost, acceptance and modelled speed-up of depths of about equal parameters."""
     vocab = bench.teacher.config.vocab_size
     most = int(sizes.share * sum(p.numel() for p in bench.teacher.parameters()))
-    lines, seeds, ups, costs = [], range(sizes.seeds), [], []
+    lines, ups, costs = [], [], []
     for size in candidates(vocab, most):
-        rows = [
-            store.row(
-                f"{size.layers} layers, seed {seed}",
-                lambda size=size, seed=seed: depth(bench, sizes, size, seed),
-            )
-            for seed in seeds
-        ]
+        make = partial(depth, bench, sizes, size)
+        rows = store.by_seed(f"{size.layers} layers", sizes.seeds, make)
         ups.append([row["speedup"] for row in rows])
         costs.append([row["c"] for row in rows])
         found = [cell([row[name] for row in rows]) for name in ("c", "alpha", "speedup")]

@@ -7,12 +7,15 @@ token of the emitted text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
-from scripts import Row
+from scripts import Row, table
 
 import forerun
-from drafts.common import NOT_SHOWN, SHOWN, Bench, cell, seeds_of, spread, table
+from drafts.common import Bench, PartSizes
+from drafts.figures import NOT_SHOWN, SHOWN, cell, seeds_of, spread
 from forerun import registry
 from forerun.api import Model
 from forerun.assets import embedded
@@ -26,8 +29,7 @@ FIRST_SEED = 810_000  # held-out problems
 
 
 @dataclass(frozen=True)
-class Sizes:
-    seeds: int
+class Sizes(PartSizes):
     problems: int
     eps: tuple[float, ...]
 
@@ -38,19 +40,14 @@ COLUMNS = {"tau": "tau", "right": "right answers", "likelihood": "log-likelihood
 
 def run(bench: Bench) -> None:
     """A row for each function, eps and seed."""
-    sizes = QUICK if bench.quick else FULL
-    store = bench.store("lenient", sizes)
+    sizes, store = bench.part("lenient", FULL, QUICK)
     models = list[Model]()
-    found = dict[tuple[str, float], list[Row]]()
-    for kind in KINDS:
-        for eps in sizes.eps:
-            found[kind, eps] = [
-                store.row(
-                    f"{kind}, eps {eps}, seed {seed}",
-                    lambda kind=kind, eps=eps, seed=seed: measured(models, sizes, kind, eps, seed),
-                )
-                for seed in range(sizes.seeds)
-            ]
+    found = {
+        (kind, eps): store.by_seed(
+            f"{kind}, eps {eps}", sizes.seeds, partial(measured, models, sizes, kind, eps)
+        )
+        for kind, eps in product(KINDS, sizes.eps)
+    }
     lines = [
         [KINDS[kind], f"{eps:g}", *(cell([row[name] for row in rows]) for name in COLUMNS)]
         for (kind, eps), rows in found.items()

@@ -19,17 +19,20 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scripts import Row
+from scripts import Row, table
 from transformers import PreTrainedTokenizerFast
 
 import forerun
-from drafts.common import Bench, goal, seeds_of, table
+from drafts.common import HELD_OUT, Bench, PartSizes
+from drafts.figures import goal, seeds_of
 from forerun.api import Model
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.cross_vocab import CrossVocab
@@ -42,7 +45,7 @@ from forerun.training.translated import objective_for
 
 ARMS = "direct", "cache", "distilled", "tli", "slem"
 PIECE, PROMPT = 256, 32  # tokens
-HELD_OUT = 0.05  # as in the workbench
+TOKENS = 64  # of an answer
 GAMMA = 5
 FIELDS = "proposed", "accepted", "tokens", "passes", "characters"
 METRICS = {
@@ -56,10 +59,9 @@ INTERVAL = 2  # requests per update
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(PartSizes):
     """stream, texts: prompts per seed."""
 
-    seeds: int
     stream: int
     texts: int
 
@@ -69,15 +71,11 @@ FULL, QUICK = Sizes(3, 200, 40), Sizes(1, 4, 2)
 
 def run(bench: Bench) -> None:
     """All arms, from the draft as it was trained and from one that fits badly."""
-    sizes = QUICK if bench.quick else FULL
-    store, lines, goals = bench.store("omnidraft", sizes, ("target", "other")), [], []
+    sizes, store = bench.part("omnidraft", FULL, QUICK, ("target", "other"))
+    lines, goals = [], []
     for noise in RATES:
-        found = [
-            store.row(
-                f"noise {noise}, seed {seed}", lambda n=noise, s=seed: counts(bench, n, s, sizes)
-            )
-            for seed in range(sizes.seeds)
-        ]
+        make = partial(counts, bench, sizes, noise)
+        found = store.by_seed(f"noise {noise}", sizes.seeds, make)
         first = f"noise {noise}" if noise else "as trained"
         lines += [[first, *cells(summary(arm, joined(found, arm)))] for arm in ARMS]
         goals += goals_of(first, found)
@@ -104,20 +102,25 @@ def goals_of(first: str, found: list[Row]) -> list[str]:
     ]
 
 
-def counts(bench: Bench, noise: float, seed: int, sizes: Sizes) -> Row:
-    """FIELDS of each evaluation text, by arm."""
+def counts(bench: Bench, sizes: Sizes, noise: float, seed: int) -> Row:
+    """FIELDS of each evaluation text, by arm; the first draft is disturbed by noise."""
     folder = bench.out / "state" / f"omnidraft-{noise}-{seed}"
-    found = counts_of_seed(
-        bench.folder("other").parent,
-        bench.data / "corpora",
-        folder,
-        seed,
-        sizes.stream,
-        sizes.texts,
-        noise=noise,
-        rate=RATES[noise],
-        interval=INTERVAL,
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = bench.folder("other")
+    if noise:
+        draft = disturbed(draft, folder / "first", noise, seed)
+    prompts = prompts_of(bench, sizes.stream + sizes.texts, seed)
+    stream, texts = prompts[: -sizes.texts], prompts[-sizes.texts :]  # fewer if there are fewer
+    model = forerun.load(str(bench.folder("target")), max_seqs=1)
+    options = OnlineOptions(rate=RATES[noise], interval=INTERVAL)
+    still = ReplaySettings(GAMMA, 1.0, TOKENS, seed, learns=False)
+    cached, _ = replayed(model, draft, stream, folder / "cache.pt", still, OnlineOptions())
+    learns = replace(still, learns=True)
+    learned, learner = replayed(model, draft, stream, folder / "online.pt", learns, options)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(draft)
+    save(learner.learner(ONE_CLASS).model, folder / "draft", tokenizer=tokenizer)
+    arms = arms_of(model, draft, folder / "draft", cached, learned)
+    found = {arm: counted(model, drafter, texts, still) for arm, drafter in arms.items()}
     shutil.rmtree(folder)
     return {arm: rows.tolist() for arm, rows in found.items()}
 
@@ -140,22 +143,16 @@ class WithoutNgrams(CrossVocab):
         """Nothing is learned."""
 
 
-def prompts_of(
-    workbench: Path, data: Path, num: int, seed: int, domain: str | None = None
-) -> list[str]:
-    """First words of held-out texts, the domains in turn, in an order of the seed's."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(workbench / "target")
-    by_domain = []
-    for name, documents in Texts(data, PIECE, HELD_OUT).pieces(tokenizer)[1].items():
-        if domain not in (None, name):
-            continue
+def prompts_of(bench: Bench, num: int, seed: int) -> list[str]:
+    """First words of held-out texts, the corpora in turn, in an order of the seed's."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(bench.folder("target"))
+    by_corpus = []
+    for documents in Texts(bench.data / "corpora", PIECE, HELD_OUT).pieces(tokenizer)[1].values():
         starts = [documents.document(i)[:PROMPT] for i in range(len(documents))]
         texts = [str(tokenizer.decode(ids)) for ids in starts if len(ids) == PROMPT]
         order = np.random.default_rng(seed).permutation(len(texts))
-        by_domain.append([texts[i] for i in order])
-    in_turn = [
-        texts[i] for i in range(max(map(len, by_domain))) for texts in by_domain if i < len(texts)
-    ]
+        by_corpus.append([texts[i] for i in order])
+    in_turn = [text for texts in zip_longest(*by_corpus) for text in texts if text is not None]
     return in_turn[:num]
 
 
@@ -177,20 +174,25 @@ def replayed(
     stream: Many[str],
     checkpoint: Path,
     settings: ReplaySettings,
-    **options: Any,
-) -> tuple[Online, OnlineLearner, list[dict[str, Any]]]:
-    """The drafter and learner after the stream, and a row per request."""
+    options: OnlineOptions,
+) -> tuple[Online, OnlineLearner]:
+    """The drafter and the learner after the stream; prints the acceptance along it."""
     drafter = Online(model=str(draft), tokenizer=model.tokenizer, target=model.target)
     drafter.router = Labels([ONE_CLASS])
     drafter.bind(model.target)
-    chosen = OnlineOptions(**options)
-    learner = OnlineLearner(
-        draft_module(str(draft)), chosen, drafter.class_of, objective=objective_for(drafter, chosen)
-    )
+    objective = objective_for(drafter, options)
+    module = draft_module(str(draft))
+    learner = OnlineLearner(module, options, drafter.class_of, objective=objective)
     requests = [Request(text, ONE_CLASS) for text in stream]
     replay = Replay(model, drafter, learner, requests, settings)
     replay.run(checkpoint)
-    return drafter, learner, replay.rows
+    rates = [
+        sum(row["overlap"] for row in part) / max(1, sum(row["tried"] for row in part))
+        for part in np.array_split(np.array(replay.rows), min(5, len(replay.rows)))
+    ]
+    shown = ", ".join(f"{rate:.3f}" for rate in rates)
+    print(f"{checkpoint.stem}, seed {settings.seed}, along the stream: {shown}", file=sys.stderr)
+    return drafter, learner
 
 
 def arms_of(
@@ -239,46 +241,3 @@ def summary(arm: str, counts: np.ndarray) -> dict[str, Any]:
         row[name] = float(a.sum() / max(b.sum(), 1))
         row[f"{name}_interval"] = [float(x) for x in np.quantile(draws, (0.025, 0.975))]
     return row
-
-
-def counts_of_seed(
-    workbench: Path,
-    data: Path,
-    out: Path,
-    seed: int,
-    num_stream: int,
-    num_texts: int,
-    **options: Any,
-) -> dict[str, np.ndarray]:
-    """FIELDS of each evaluation text, by arm."""
-    draft = workbench / "other"
-    temperature, domain = options.pop("temperature", 1.0), options.pop("domain", None)
-    noise = options.pop("noise", 0.0)
-    settings = {"gamma": GAMMA, "temperature": temperature, "max_tokens": 64, "seed": seed}
-    prompts = prompts_of(workbench, data, num_stream + num_texts, seed, domain)
-    stream, texts = prompts[:-num_texts], prompts[-num_texts:]  # fewer if there are fewer texts
-    draft = disturbed(draft, out / f"seed-{seed}" / "first", noise, seed) if noise else draft
-    model = forerun.load(str(workbench / "target"), max_seqs=1)
-    folder = out / f"seed-{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    still = ReplaySettings(**settings, learns=False)
-    cached, _, before = replayed(model, draft, stream, folder / "cache.pt", still)
-    learns = ReplaySettings(**settings)
-    learned, learner, after = replayed(
-        model, draft, stream, folder / "online.pt", learns, **options
-    )
-    trained = folder / "draft"
-    save(
-        learner.learner(ONE_CLASS).model,
-        trained,
-        tokenizer=PreTrainedTokenizerFast.from_pretrained(draft),
-    )
-    for name, rows in (("cache", before), ("distilled", after)):
-        parts = np.array_split(rows, min(5, len(rows)))
-        shown = ", ".join(
-            f"{sum(r['overlap'] for r in p) / max(1, sum(r['tried'] for r in p)):.3f}"
-            for p in parts
-        )
-        print(f"seed {seed}, acceptance along the stream, {name}: {shown}", file=sys.stderr)
-    arms = arms_of(model, draft, trained, cached, learned)
-    return {arm: counted(model, drafter, texts, still) for arm, drafter in arms.items()}

@@ -11,12 +11,14 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from scripts import Row, Store
+from scripts import Row, table
 
-from drafts.common import ANSWER, PROMPT, Bench, cell, goal, questions, seeds_of, table
+from drafts.common import ANSWER, PROMPT, Bench, PartSizes, questions
+from drafts.figures import cell, goal, seeds_of
 from forerun.training.recipes.online import RESULTS, OnlineDraft
 from forerun.training.texts import Texts
 
@@ -29,10 +31,9 @@ GAIN = 0.1  # of acceptance within a block, the sheet's gate
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(PartSizes):
     """requests: of each domain. intervals: requests per update."""
 
-    seeds: int
     requests: int
     intervals: tuple[int, ...]
 
@@ -42,42 +43,38 @@ FULL, QUICK = Sizes(3, 80, (2, 8)), Sizes(1, 4, (2,))
 
 def run(bench: Bench) -> None:
     """Blocks with a frozen and learning drafts, then domains in turn."""
-    sizes = QUICK if bench.quick else FULL
-    store = bench.store("osd", sizes)
+    sizes, store = bench.part("osd", FULL, QUICK)
     ways = {"frozen": 0, **{f"every {num} requests": num for num in sizes.intervals}}
-    blocks = {
-        way: [replay(bench, store, sizes, "blocks", num, seed) for seed in range(sizes.seeds)]
-        for way, num in ways.items()
-    }
-    often = sizes.intervals[0]
+
+    def rows(order: str, interval: int) -> list[Row]:
+        make = partial(replay, bench, sizes, order, interval)
+        return store.by_seed(f"{order}, every {interval}", sizes.seeds, make)
+
+    blocks = {way: rows("blocks", num) for way, num in ways.items()}
     turns = {
-        way: [replay(bench, store, sizes, order, often, seed) for seed in range(sizes.seeds)]
+        way: rows(order, sizes.intervals[0])
         for way, order in {"one draft": "in turn", "a draft for each": "by class"}.items()
     }
     bench.write("osd", block_table(blocks, sizes), block_goals(blocks), turn_table(turns, sizes))
 
 
-def replay(bench: Bench, store: Store, sizes: Sizes, order: str, interval: int, seed: int) -> Row:
+def replay(bench: Bench, sizes: Sizes, order: str, interval: int, seed: int) -> Row:
     """Acceptance of each request of a stream."""
-
-    def make() -> Row:
-        out = bench.out / "state" / f"osd-{order}-{interval}-{seed}"
-        shutil.rmtree(out, ignore_errors=True)
-        OnlineDraft(
-            replay=stream(bench, sizes, order, seed),
-            model=str(bench.folder("target")),
-            draft=str(pretrained(bench)),
-            interval=interval,
-            rate=RATE,
-            gamma=GAMMA,
-            max_tokens=ANSWER,
-            seed=seed,
-        ).train(out)
-        rows = [json.loads(line) for line in (out / RESULTS).read_text().splitlines()]
-        shutil.rmtree(out)
-        return {"alpha": [row["alpha"] for row in rows], "tau": [row["tau"] for row in rows]}
-
-    return store.row(f"{order}, every {interval}, seed {seed}", make)
+    out = bench.out / "state" / f"osd-{order}-{interval}-{seed}"
+    shutil.rmtree(out, ignore_errors=True)
+    OnlineDraft(
+        replay=stream(bench, sizes, order, seed),
+        model=str(bench.folder("target")),
+        draft=str(pretrained(bench)),
+        interval=interval,
+        rate=RATE,
+        gamma=GAMMA,
+        max_tokens=ANSWER,
+        seed=seed,
+    ).train(out)
+    rows = [json.loads(line) for line in (out / RESULTS).read_text().splitlines()]
+    shutil.rmtree(out)
+    return {"alpha": [row["alpha"] for row in rows], "tau": [row["tau"] for row in rows]}
 
 
 def pretrained(bench: Bench) -> Path:

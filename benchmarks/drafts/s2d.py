@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scripts import Row, Store
+from scripts import Row, Store, table
 
 import forerun
-from drafts.common import CORPORA, Bench, cell, goal, seeds_of, table
+from drafts.common import CORPORA, Bench, PartSizes
+from drafts.figures import cell, goal, seeds_of
 from forerun.api import Model
 from forerun.core.modelled_speedup import best_gamma
 from forerun.drafters._sub_model import rated_exits, sub_runners
@@ -35,10 +36,9 @@ PIECES = 96  # held-out pieces of text
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(PartSizes):
     """target_steps: of the further targets. steps: of the sorted draft. characters: of a text."""
 
-    seeds: int
     target_steps: int
     steps: int
     characters: int
@@ -49,8 +49,7 @@ FULL, QUICK = Sizes(3, 300, 600, 10_000_000), Sizes(1, 2, 6, 100_000)
 
 def run(bench: Bench) -> None:
     """Acceptance and modelled speed-up of every depth for every target."""
-    sizes = QUICK if bench.quick else FULL
-    store = bench.store("s2d", sizes)
+    sizes, store = bench.part("s2d", FULL, QUICK)
     found: dict[str, list[Row]] = {"sorted": [], "separate": []}
     for seed in range(sizes.seeds):
         for kind, rows in found.items():

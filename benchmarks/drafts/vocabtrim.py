@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from scripts import Row
+from scripts import Row, table
 
-from drafts.common import ANSWER, Bench, cell, goal, seeds_of, table
+from drafts.common import ANSWER, Bench, PartSizes
+from drafts.figures import cell, goal, seeds_of
 from forerun.compression.vocab_trim import SOURCES, VocabTrim, always_kept, split
 from forerun.models.draft_link import load_draft
 
@@ -23,8 +25,7 @@ LABELS = {"target": "texts of the target", "draft": "texts of the draft", "raw":
 
 
 @dataclass(frozen=True)
-class Sizes:
-    seeds: int
+class Sizes(PartSizes):
     prompts: int
 
 
@@ -33,16 +34,9 @@ FULL, QUICK = Sizes(3, 120), Sizes(1, 12)
 
 def run(bench: Bench) -> None:
     """A sweep for each calibration and seed."""
-    sizes = QUICK if bench.quick else FULL
-    store = bench.store("vocabtrim", sizes)
+    sizes, store = bench.part("vocabtrim", FULL, QUICK)
     found = {
-        source: [
-            store.row(
-                f"{source}, seed {seed}",
-                lambda source=source, seed=seed: sweep(bench, sizes, source, seed),
-            )
-            for seed in range(sizes.seeds)
-        ]
+        source: store.by_seed(source, sizes.seeds, partial(sweep, bench, sizes, source))
         for source in SOURCES
     }
     sizes_of_head = [point["size"] for point in found["target"][0]["points"]]

@@ -34,10 +34,10 @@ def module(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_intervals_over_seeds_are_student_t(module) -> None:
-    common = module("common")
-    mean, half = common.spread([1.0, 2.0, 3.0])
+    figures = module("figures")
+    mean, half = figures.spread([1.0, 2.0, 3.0])
     assert (mean, half) == (2.0, pytest.approx(4.3027 / math.sqrt(3)))
-    assert common.spread([0.5]) == (0.5, math.inf) and common.cell([0.5]) == "0.500"
+    assert figures.spread([0.5]) == (0.5, math.inf) and figures.cell([0.5]) == "0.500"
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_intervals_over_seeds_are_student_t(module) -> None:
 def test_a_goal_is_shown_only_with_its_whole_interval(
     values: list[float], least: float, is_shown: bool, module
 ) -> None:
-    common = module("common")
-    assert (common.SHOWN in common.goal("x", values, least)) is is_shown
+    figures = module("figures")
+    assert (figures.SHOWN in figures.goal("x", values, least)) is is_shown
 
 
 def test_the_ratio_of_taus_is_paired_by_prompt(module) -> None:
     slow = [{"tokens": [40, 20], "passes": [20, 10]}]
     fast = [{"tokens": [40, 20], "passes": [10, 5]}, {"tokens": [40, 20], "passes": [10, 5]}]
-    assert module("common").ratio(fast, slow) == pytest.approx((2.0, 2.0, 2.0))
+    assert module("figures").ratio(fast, slow) == pytest.approx((2.0, 2.0, 2.0))
 
 
 def test_ends_of_blocks_are_quarters_without_requests_that_drafted_nothing(module) -> None:

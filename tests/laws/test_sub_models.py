@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from small_llama import DEPTHS, save_llama
 
-from fakes import VOCAB, sequence
+from fakes import sequence
 from forerun import registry
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan
@@ -14,7 +15,6 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.models.load import load_target
 from harness import EXACT, PROMPT, TARGET, distance
 
-DEPTHS = (1, 2, 3)
 REQUESTS = {
     "free": Sampling(),
     "top-k 2": Sampling(top_k=2),
@@ -24,19 +24,7 @@ REQUESTS = {
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory):
-    """A random llama of three layers over the vocabulary of the laws."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("draft")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": max(DEPTHS)}
-    heads = {"num_attention_heads": 2, "max_position_embeddings": 32}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **sizes, **heads))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(6.0)  # else all depths say the same
-    model.save_pretrained(folder)
+    folder = save_llama(tmp_path_factory.mktemp("draft"))
     return load_target(folder, dtype="fp32", max_seqs=4, is_draft=True)
 
 

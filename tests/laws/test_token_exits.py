@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 import pytest
+from small_llama import DEPTHS, save_llama
 
 from fakes import VOCAB, FakeTarget, sequence, table_law
 from forerun import registry
@@ -23,7 +24,6 @@ from forerun.models.load import load_target
 from forerun.models.sub_models import Exits, sub_runner
 from harness import EXACT, PROMPT, TARGET, distance
 
-DEPTHS = (1, 2, 3)
 TEXT = (0, 1, 2, 2, 0, 1, 1, 0, 2, 1)
 MIXED = 0.62  # a confidence at which all exits are taken, see `test_all_exits_are_taken`
 REQUESTS = {
@@ -36,20 +36,7 @@ REQUESTS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory):
-    """A random llama of three layers over the vocabulary of the laws."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("draft")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": max(DEPTHS)}
-    heads = {"num_attention_heads": 2, "max_position_embeddings": 32}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **sizes, **heads))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(6.0)  # else all depths say the same
-    model.save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("draft"))
 
 
 def sorted_draft(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from forerun.training.drafts.distillation import Distilled, divergence
 from forerun.training.loop import Loop, LoopOptions
 
 VOCAB, LENGTH = 48, 64
+NARROW = 16  # width of a draft that cannot hold its target
 CPU = torch.device("cpu")
 
 
@@ -91,3 +94,31 @@ def batches(documents: Documents, seed: int = 0) -> Batches:
 def alpha(model: Any, target: Any, documents: Documents) -> float:
     """Mean of sum min(p, q) on texts."""
     return held_out_acceptance(model, target, documents, np.arange(len(documents)))["all"]
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A target, texts of a chain near it, and the weights of a draft that was trained on them."""
+
+    target: Markov
+    texts: Documents
+    state: dict[str, Tensor]
+    seed: int
+
+    def draft(self) -> LlamaForCausalLM:
+        """A new copy of the draft."""
+        model = small_draft(self.seed, hidden=NARROW)
+        model.load_state_dict(self.state)
+        return model
+
+
+@cache
+def pretrained(seed: int, num_texts: int) -> Pretrained:
+    """A narrow draft after 60 steps on texts that differ from those of its target."""
+    target = markov(seed)
+    noise = 2.0 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed + 100))
+    texts = Markov(target.table + noise).texts(num_texts, seed=seed)
+    model = small_draft(seed, hidden=NARROW)
+    train(model, batches(texts), 60)
+    state = {name: p.clone() for name, p in model.state_dict().items()}
+    return Pretrained(target, texts, state, seed)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from three_tokens import three_tokens
 
 from fakes import FakeTarget
-from forerun.api import Model
+from forerun.api import Model, Result
 from forerun.constraints.awrs import draw
 from forerun.constraints.choice import Choice
 from forerun.core.dice import SeededDice
@@ -41,6 +43,13 @@ def model() -> Model:
 def distance(law: dict[str, float]) -> float:
     """KL(true || law)."""
     return sum(p * math.log(p / law[text]) for text, p in TRUE.items())
+
+
+@cache
+def drawn() -> Result:
+    """2000 texts, each drawn alone."""
+    how: dict[str, Any] = {"constraint": Choice(TEXTS), "constraint_sampling": "awrs"}
+    return model().generate([PROMPT], **how, max_new_tokens=LENGTH + 1, n=2000, seed=5)[0]
 
 
 def from_particles(n: int, runs: int, **options: object) -> tuple[dict[str, float], list[float]]:
@@ -77,30 +86,16 @@ def test_tests_do_not_grow_with_the_vocabulary(size: int, share: float) -> None:
 
 
 def test_a_mask_is_far_from_the_law_and_awrs_alone_has_the_masked_law() -> None:
-    found = model().generate(
-        [PROMPT],
-        constraint=Choice(TEXTS),
-        constraint_sampling="awrs",
-        max_new_tokens=LENGTH + 1,
-        n=800,
-        seed=2,
-    )[0]
-    counts = Counter(sample.text for sample in found.samples)
-    assert all(sample.valid for sample in found.samples)
-    assert abs(counts["aaaaa"] / 800 - 0.5) < 3 * math.sqrt(0.25 / 800)
+    samples = drawn().samples
+    counts, num = Counter(sample.text for sample in samples), len(samples)
+    assert all(sample.valid for sample in samples)
+    assert abs(counts["aaaaa"] / num - 0.5) < 3 * math.sqrt(0.25 / num)
     assert distance(MASKED) == pytest.approx(0.469429, abs=1e-6)
 
 
 def test_weights_correct_the_masked_law() -> None:
     """Texts of AWRS weighted by their own w: estimates of P(allowed) and of the true law."""
-    found = model().generate(
-        [PROMPT],
-        constraint=Choice(TEXTS),
-        constraint_sampling="awrs",
-        max_new_tokens=LENGTH + 1,
-        n=2000,
-        seed=5,
-    )[0]
+    found = drawn()
     weights = np.array([math.exp(sample.constraint.logw) for sample in found.samples])
     error = weights.std() / math.sqrt(len(weights))
     assert abs(weights.mean() - 17 / 32) < 3 * error
@@ -113,7 +108,7 @@ def test_weights_correct_the_masked_law() -> None:
 
 @pytest.mark.parametrize("n", [5, 20])
 def test_particles_halve_the_distance(n: int) -> None:
-    law, found = from_particles(n, 300)
+    law, found = from_particles(n, 100)
     error = np.std(found) / math.sqrt(len(found))
     print(n, distance(law), np.mean(found), error)
     assert distance(law) < (0.5 if n == 5 else 0.1) * distance(MASKED)

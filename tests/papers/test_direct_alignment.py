@@ -13,35 +13,23 @@ from functools import cache
 
 import pytest
 import torch
-from markov import VOCAB, Markov, alpha, batches, markov, small_draft, train
+from markov import alpha, batches, pretrained, small_draft, train
 
 from forerun.training.drafts.distillation import TEXT, Distilled, divergence
 from forerun.training.losses import cross_entropy
 from forerun.training.recipes.draft import METHODS
 
 pytestmark = pytest.mark.paper
-PRETRAIN, ALIGN = 60, 40
-
-
-@cache
-def setting(seed: int):
-    """The target, its corpus, and the weights of a draft that was trained on the corpus."""
-    target = markov(seed)
-    noise = 2.0 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed + 100))
-    corpus = Markov(target.table + noise).texts(256, seed=seed)
-    model = small_draft(seed, hidden=16)
-    train(model, batches(corpus), PRETRAIN)
-    return target, corpus, {name: p.clone() for name, p in model.state_dict().items()}
+ALIGN, TEXTS = 40, 256
 
 
 @cache
 def aligned(loss: str, is_target: bool = True, seed: int = 1, rate: float = 0.5) -> float:
     """Held-out acceptance of a draft after alignment."""
-    target, corpus, state = setting(seed)
-    model = small_draft(seed, hidden=16)
-    model.load_state_dict(state)
+    start = pretrained(seed, TEXTS)
+    target, model = start.target, start.draft()
     if loss:
-        data = target.texts(256, seed=seed + 1) if is_target else corpus
+        data = target.texts(TEXTS, seed=seed + 1) if is_target else start.texts
         train(model, batches(data), ALIGN, loss=loss, target=target, rate=rate)
     return alpha(model, target, target.texts(24, seed=seed + 2))
 
@@ -74,13 +62,12 @@ def test_three_seeds_at_tuned_rates(seed: int) -> None:
 
 
 def test_acceptance_rises_as_total_variation_is_trained() -> None:
-    target, _, state = setting(1)
-    model = small_draft(1, hidden=16)
-    model.load_state_dict(state)
+    start = pretrained(1, TEXTS)
+    target, model = start.target, start.draft()
     held_out, found = target.texts(24, seed=3), []
     for part in range(3):
         found.append(alpha(model, target, held_out))
-        data = batches(target.texts(256, seed=10 + part))
+        data = batches(target.texts(TEXTS, seed=10 + part))
         train(model, data, 20, loss="tvd", target=target, rate=0.3)
     found.append(alpha(model, target, held_out))
     assert found == sorted(found)
@@ -88,10 +75,10 @@ def test_acceptance_rises_as_total_variation_is_trained() -> None:
 
 def test_a_tenth_is_text_with_cross_entropy() -> None:
     assert METHODS["direct_alignment"] == ("tvd++", "target", 0.1)
-    target, corpus, _ = setting(1)
-    model, data = small_draft(), batches(corpus)
+    start = pretrained(1, TEXTS)
+    model, data = small_draft(), batches(start.texts)
     (micro,) = next(data.steps())
-    trained = Distilled(model, data, divergence("tvd++"), target)
+    trained = Distilled(model, data, divergence("tvd++"), start.target)
     as_text, as_answer = trained.loss(replace(micro, source=TEXT)), trained.loss(micro)
     logits = trained.logits(micro)
     plain = cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from markov import VOCAB, Markov, batches, markov, small_draft, train
+from markov import VOCAB, batches, pretrained, small_draft, train
 from tiny import make_tokenizer
 
 from forerun.core.modelled_speedup import block_efficiency
@@ -24,7 +24,7 @@ from forerun.training.live import LiveBatches, draw_from_module
 from forerun.verifiers.lenient import acceptance, distance
 
 pytestmark = pytest.mark.paper
-PRETRAIN, STEPS, GAMMA = 60, 40, 5
+TEXTS, STEPS, GAMMA = 128, 40, 5
 DATA, LOSSES = ("fixed", "target", "on_policy", "mixed"), ("fkl", "rkl", "jsd", "tvd")
 
 
@@ -35,23 +35,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(str(folder))
 
 
-@cache
-def setting(seed: int):
-    """The target, fixed texts, and the weights of a draft that was trained on them."""
-    target = markov(seed)
-    noise = 2.0 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed + 100))
-    fixed = Markov(target.table + noise).texts(128, seed=seed)
-    model = small_draft(seed, hidden=16)
-    train(model, batches(fixed), PRETRAIN)
-    return target, fixed, {name: p.clone() for name, p in model.state_dict().items()}
-
-
 def texts_of(kind: str, model, tokenizer: Tokenizer, seed: int):
     """Batches of one of the four kinds of data."""
-    target, fixed, _ = setting(seed)
-    answers = target.texts(128, seed=seed + 1)
+    start = pretrained(seed, TEXTS)
+    answers = start.target.texts(TEXTS, seed=seed + 1)
     if kind == "fixed":
-        return batches(fixed)
+        return batches(start.texts)
     if kind == "target":
         return batches(answers)
     draw = draw_from_module(model, tokenizer, Sampling(max_new_tokens=32, ignore_eos=True))
@@ -63,9 +52,8 @@ def texts_of(kind: str, model, tokenizer: Tokenizer, seed: int):
 @cache
 def taus(kind: str, loss: str, tokenizer: Tokenizer, seed: int = 1) -> tuple[float, float]:
     """tau at temperatures 1 and 0 after distillation; without a kind, before it."""
-    target, _, state = setting(seed)
-    model = small_draft(seed, hidden=16)
-    model.load_state_dict(state)
+    start = pretrained(seed, TEXTS)
+    target, model = start.target, start.draft()
     if kind:
         data = texts_of(kind, model, tokenizer, seed)
         train(model, data, STEPS, loss=loss, target=target, rate=0.5)
@@ -113,19 +101,15 @@ def test_on_policy_texts_come_from_the_current_weights(tokenizer: Tokenizer) -> 
 
 
 def test_mixed_batches_have_texts_of_both(tokenizer: Tokenizer) -> None:
-    _, _, state = setting(1)
-    model = small_draft(1, hidden=16)
-    model.load_state_dict(state)
-    data = texts_of("mixed", model, tokenizer, 1)
+    data = texts_of("mixed", pretrained(1, TEXTS).draft(), tokenizer, 1)
     kinds = [text is None for step in range(8) for text in data.stored(step)]
     assert 0.3 < np.mean(kinds) < 0.7
 
 
 @pytest.mark.parametrize("kind", ["lin", "sq", "exp"])
 def test_lenience_trades_exact_output_for_tau(kind: str) -> None:
-    target, _, state = setting(1)
-    model = small_draft(1, hidden=16)
-    model.load_state_dict(state)
+    start = pretrained(1, TEXTS)
+    target, model = start.target, start.draft()
     ids = torch.from_numpy(target.texts(2, seed=5).tokens.astype(np.int64))[None]
     with torch.no_grad():
         p, q = (torch.softmax(m(ids).logits[0].double(), -1).numpy() for m in (target, model))

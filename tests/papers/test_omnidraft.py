@@ -394,18 +394,18 @@ def run_arms(monkeypatch: pytest.MonkeyPatch, data_dir: Path, tmp_path: Path) ->
     """Figures of all arms by name, after a stream and on other texts."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     module = importlib.import_module("drafts.omnidraft")
+    bench = importlib.import_module("drafts.common").Bench(tmp_path, data_dir, WORKBENCH)
 
-    def arms(stream: int, texts: int, **options: Any) -> dict[str, dict[str, Any]]:
-        given = WORKBENCH, data_dir / "corpora", tmp_path, 0, stream, texts
-        found = module.counts_of_seed(*given, **options)
-        return {arm: module.summary(arm, counts) for arm, counts in found.items()}
+    def arms(stream: int, texts: int, noise: float) -> dict[str, dict[str, Any]]:
+        found = module.counts(bench, module.Sizes(1, stream, texts), noise, 0)
+        return {arm: module.summary(arm, np.array(counts)) for arm, counts in found.items()}
 
     return arms
 
 
 @pytest.mark.slow
 def test_ngrams_give_more_characters_per_pass_than_the_siblings(run_arms: Any) -> None:
-    found = run_arms(60, 16, rate=2e-4, interval=2)
+    found = run_arms(60, 16, noise=0.0)
     characters = {arm: row["characters_per_pass"] for arm, row in found.items()}
     assert characters["cache"] > max(characters[arm] for arm in ("direct", "tli", "slem"))
 
@@ -413,7 +413,7 @@ def test_ngrams_give_more_characters_per_pass_than_the_siblings(run_arms: Any) -
 @pytest.mark.slow
 def test_distillation_repairs_a_draft_that_fits_badly(run_arms: Any) -> None:
     """The first draft has noise on its weights; one pass over a stream of 200 requests."""
-    found = run_arms(200, 24, noise=0.4, rate=1e-3, interval=2)
+    found = run_arms(200, 24, noise=0.4)
     for name in ("acceptance", "tau", "characters_per_pass"):
         others = [row[name] for arm, row in found.items() if arm != "distilled"]
         assert found["distilled"][name] > 1.15 * max(others), name

@@ -49,6 +49,13 @@ def reasoner() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def drafting_reasoner() -> Iterator[Served]:
+    """The same behind a controller that drafts on every machine, however busy."""
+    with command("reasoner", "--max-seqs", 8, "--controller", "fixed") as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
 def drafting(tiny_chat: Path) -> Iterator[Served]:
     """A server whose controller drafts on every machine, however short a pass is."""
     with command(tiny_chat, "--max-seqs", 8, "--name", "tiny", "--controller", "fixed") as served:

@@ -17,7 +17,7 @@ import pytest
 
 from forerun.errors import DataError
 from forerun.serving.tenants import Keys
-from served import SHORT, Served, command, environment
+from served import SHORT, Served, command, environment, thread
 
 FRIEND = "https://friend.example:8443"
 JSON = {"Content-Type": "application/json"}
@@ -129,11 +129,9 @@ def test_preflight(keyless: Served) -> None:
         assert "access-control-allow-origin" not in refused.headers
 
 
-def test_a_server_with_keys_is_protected_by_them(tiny_chat: Path, tmp_path: Path) -> None:
+def test_a_server_with_keys_is_protected_by_them(tiny_model: Any) -> None:
     """Other names and clients with an origin are served; a browser's preflight is not."""
-    path = tmp_path / "keys"
-    path.write_text("red:secret\n")
-    with command(tiny_chat, "--name", "tiny", "--api-keys", path) as served:
+    with thread(tiny_model, Keys([("red", "secret")])) as served:
         headers = {"Authorization": "Bearer secret", "Host": "llm.example.com"}
         assert post(served, headers | {"Origin": "http://other.example"}).is_success
         asked = {"Origin": "http://other.example", "Access-Control-Request-Method": "POST"}

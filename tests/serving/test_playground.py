@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import browser
 import pytest
 
-from served import Served, command
+from served import Served
 
 pytestmark = pytest.mark.browser
 SPEED = {"downloadThroughput": -1, "uploadThroughput": -1}
@@ -48,11 +48,9 @@ def window() -> Iterator[browser.Page]:
         yield page
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    """The reasoner behind a controller that drafts on every machine, however busy."""
-    with command("reasoner", "--max-seqs", 8, "--controller", "fixed") as served:
-        yield served
+@pytest.fixture
+def server(drafting_reasoner: Served) -> Served:
+    return drafting_reasoner
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import openai
 import pytest
 from random_schemas import UNSUPPORTED, WORDS, Schema, random_schemas
 
-from served import Served, command
+from served import Served
 
 pytest.importorskip("llguidance")
 
@@ -31,10 +31,9 @@ STATISTICS = {"speculation": {"statistics": True}}
 ASK: Any = {"model": "reasoner", "messages": MESSAGES, "max_tokens": 200}
 
 
-@pytest.fixture(scope="module")
-def server() -> Any:
-    with command("reasoner", "--max-seqs", 8, "--controller", "fixed") as served:
-        yield served
+@pytest.fixture
+def server(drafting_reasoner: Served) -> Served:
+    return drafting_reasoner
 
 
 def format_of(schema: Schema, **more: Any) -> Any:

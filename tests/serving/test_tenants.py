@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from served import GO, Served, command
+import forerun
+from forerun.serving.methods import named
+from forerun.serving.tenants import Keys
+from served import GO, Served, command, thread
 
 RED, BLUE = ({"Authorization": f"Bearer {key}"} for key in ("red-key", "blue-key"))
 WORDS = ("dog", "home", "mat", "cat", "went", "sat", "old")
 SECRET = "cat sat mat old cat went home"
+LINES = ("red:red-key", "blue:blue-key", "ops:ops-key")
 LONG = SECRET + " the man and the dog" * 20  # long prompts keep their cells
 
 
@@ -22,7 +27,7 @@ LONG = SECRET + " the man and the dog" * 20  # long prompts keep their cells
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tenants, and an operator."""
     path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text("red:red-key\nblue:blue-key\nops:ops-key\n")
+    path.write_text("\n".join(LINES))
     path.chmod(0o600)
     return path
 
@@ -33,6 +38,11 @@ def guarded(tiny_chat: Path, keys: Path) -> Iterator[Served]:
     options = ("--name", "tiny", "--max-seqs", 8, "--controller", "fixed", "--api-keys", keys)
     with command(tiny_chat, *options, "--operator", "ops") as served:
         yield served
+
+
+def fresh(folder: Path, **settings: Any) -> AbstractContextManager[Served]:
+    """A server for them that has not answered anything yet."""
+    return thread(forerun.load(folder), Keys.read(LINES), **settings)
 
 
 def ask(served: Served, headers: dict[str, str], prompt: str = SECRET, **fields: Any) -> Any:
@@ -49,14 +59,11 @@ def cached(answer: Any) -> int:
 
 
 @pytest.mark.parametrize("shares", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_prompt_cannot_be_recovered_word_by_word(
-    tiny_chat: Path, keys: Path, shares: bool
-) -> None:
+def test_a_prompt_cannot_be_recovered_word_by_word(tiny_chat: Path, shares: bool) -> None:
     """The attack: of all next words, keep the one with which most tokens are cached.
 
     It works among tenants that share prefixes; without, what is seen does not depend on others.
     """
-    options = ["--name", "tiny", "--api-keys", keys, *(["--share-prefixes"] if shares else [])]
 
     def attack(served: Served) -> list[list[int]]:
         known, seen = "", []
@@ -66,9 +73,9 @@ def test_a_prompt_cannot_be_recovered_word_by_word(
             known += WORDS[counts.index(max(counts))] + " "
         return [*seen, [known.strip() == SECRET]]
 
-    with command(tiny_chat, *options) as served:
+    with fresh(tiny_chat, share_prefixes=shares) as served:
         before = attack(served)
-    with command(tiny_chat, *options) as served:
+    with fresh(tiny_chat, share_prefixes=shares) as served:
         ask(served, RED, LONG)
         assert cached(ask(served, RED, LONG)) > 0  # its own cells are reused
         after = attack(served)
@@ -88,7 +95,6 @@ def test_a_seeded_request_and_a_chat_share_nothing_either(guarded: Served) -> No
 
 def test_equal_prompts_that_join_together_compute_their_own_rows(tiny_chat: Path) -> None:
     """Rows of a pass are shared by the samples of one tenant only."""
-    import forerun
     from forerun.core.dice import SeededDice
     from forerun.core.forward_batch import ForwardBatch
     from forerun.core.records import Sequence
@@ -116,25 +122,22 @@ METHODS = ("auto", "stand", "suffix", "sam", "token_recycling", "aded", "lookahe
 METHODS += ("fuse:parts=stand+suffix", "rasd:drafter=stand", "cascade:parts=suffix+stand")
 
 
-def test_drafts_of_one_tenant_do_not_depend_on_another(tiny_chat: Path, keys: Path) -> None:
+def test_drafts_of_one_tenant_do_not_depend_on_another(tiny_chat: Path) -> None:
     """The statistics of a tenant are those of a server of its own, whatever another asked."""
-    options = ["--name", "tiny", "--api-keys", keys, "--controller", "fixed"]
-    for spec in METHODS:
-        options += ["--method", spec]
-    names = [spec.partition(":")[0] for spec in METHODS]
+    methods = named(METHODS)
 
     def drafted(served: Served, headers: dict[str, str]) -> dict[str, list[int]]:
         found = {}
-        for name in names:
+        for name in methods:
             spec = {"method": name, "statistics": True}
             answer = ask(served, headers, temperature=0, max_tokens=24, speculation=spec)
             stats = answer["speculation"]
             found[name] = [stats[key] for key in ("accepted", "drafted", "passes")]
         return found
 
-    with command(tiny_chat, *options) as served:
+    with fresh(tiny_chat, methods=methods, controller="fixed") as served:
         alone = drafted(served, BLUE)
-    with command(tiny_chat, *options) as served:
+    with fresh(tiny_chat, methods=methods, controller="fixed") as served:
         taught, again = drafted(served, RED), drafted(served, RED)
         assert alone == taught != again  # memories matter, so the next line means something
         assert drafted(served, BLUE) == alone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from forerun.serving.request_parser import parse
 from forerun.serving.schemas import ChatRequest
 from forerun.serving.service import Service
 from forerun.serving.settings import Settings
-from served import Served, command, scripted, thread
+from served import Served, scripted, thread
 
 pytest.importorskip("llguidance")
 
@@ -35,10 +34,9 @@ NUMBER = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 1
 NUMBER |= {"required": ["x"], "additionalProperties": False}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with command("reasoner", "--max-seqs", 8, "--controller", "fixed") as served:
-        yield served
+@pytest.fixture
+def server(drafting_reasoner: Served) -> Served:
+    return drafting_reasoner
 
 
 def tool(name: str, schema: Schema | None) -> Any:

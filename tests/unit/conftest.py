@@ -1,4 +1,4 @@
-"""Fixtures for command lines, reports, `forerun bench run`, and the number of threads."""
+"""Fixtures for command lines, drafts, reports, `forerun bench run`, and the number of threads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from command import Call
+from draft_runs import PAIRS
 from report_page import Page
 from sample_run import write_run
 from tiny import make_tiny
@@ -31,6 +32,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("cli") / "other", vocab=300)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target of trained drafts; copy it before a change."""
+    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prompts of trained drafts."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"prompt": f"the {a} {b}"} for a, b in PAIRS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from draft_runs import OPTIONS as SHORT
 from safetensors.torch import load_file
 from test_no_room import room
-from tiny import make_tiny, make_tokenizer
+from tiny import make_tokenizer
 
 import forerun
 from forerun.core.sampling import Sampling
@@ -28,22 +28,7 @@ from forerun.training.drafts.data import read_prompts
 from forerun.training.recipes.draft import Draft
 from forerun.training.records import read_records
 
-WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
-OPTIONS = {"max_tokens": 8, "share": 0.9, "layers": 1, "probe_steps": 1, "max_steps": 8}
-OPTIONS |= {"minutes": None, "micro_tokens": 256, "gamma": 2, "threads": 1}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [{"prompt": f"the {a} {b}"} for a, b in pairwise(WORDS.split())]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+OPTIONS = SHORT | {"threads": 1}
 
 
 def recipe(target: Path, prompts: Path, **options) -> Draft:
@@ -241,16 +226,11 @@ def test_a_killed_process_continues(target: Path, prompts: Path, tmp_path: Path)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (out / "model.safetensors").exists()
-    shutil.copytree(out, tmp_path / "again")
-    made = [tmp_path / "again", out]
-    for folder in made:
-        recipe(target, prompts, **options).train(folder, resume=True)
+    recipe(target, prompts, **options).train(out, resume=True)
     shutil.copytree(out / "data", tmp_path / "whole" / "data")
     recipe(target, prompts, **options).train(tmp_path / "whole")
-    whole = load_file(tmp_path / "whole" / "model.safetensors")
-    for folder in made:
-        found = load_file(folder / "model.safetensors")
-        assert all(torch.equal(found[name], whole[name]) for name in whole)
+    found, whole = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "whole"))
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
 def source_path() -> dict[str, str]:

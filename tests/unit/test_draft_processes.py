@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_tiny
+from draft_runs import OPTIONS
 
 from forerun.cli.main import main
 from forerun.errors import ConfigError
 from forerun.training.processes import num_processes
 from forerun.training.recipes.draft import Draft
-
-WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
-OPTIONS = {"max_tokens": 8, "share": 0.9, "layers": 1, "probe_steps": 1, "max_steps": 8}
-OPTIONS |= {"minutes": None, "micro_tokens": 256, "gamma": 2}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [{"prompt": f"the {a} {b}"} for a, b in pairwise(WORDS.split())]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def weights(out: Path, phase: str) -> dict[str, torch.Tensor]:

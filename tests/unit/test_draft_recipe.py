@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from draft_runs import PAIRS
 from safetensors.torch import load_file
 from tiny import make_tiny
 
@@ -24,16 +24,10 @@ from forerun.training.losses import TopK
 from forerun.training.recipes.draft import Draft
 from forerun.training.records import read_records
 
-WORDS = "the cat sat on mat and dog log while rain fell plain one two three four five six"
 PROMPTS = [
     {"prompt": f"the {a} {b}", "domain": "even" if i % 2 else "odd", "answer": f"on the {b}"}
-    for i, (a, b) in enumerate(pairwise(WORDS.split()))
+    for i, (a, b) in enumerate(PAIRS)
 ] * 2
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
 
 
 @pytest.fixture(scope="module")

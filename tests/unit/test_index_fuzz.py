@@ -32,7 +32,7 @@ from forerun.ngrams.index.query.continuation_kernels import FirstTokens, TreeLim
 from forerun.ngrams.index.query.engine import Index
 from forerun.ngrams.tables.trigram.table import TrigramMatrix
 
-TRIALS, MANY_TRIALS = 300, 20_000
+TRIALS, MANY_TRIALS = 120, 20_000
 NUM_DOCUMENTS, NUM_TOKENS, NUM_IDS = 60, 150, 7
 DAMAGES = ("flip", "flips", "zero", "truncate", "extend", "swap")
 Damage = Callable[[np.random.Generator, list[Path]], str]

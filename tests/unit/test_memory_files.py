@@ -7,17 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command import Call
 
 import forerun
 from forerun.errors import ConfigError, DataError
 from forerun.state import array_file, drafter_files
 
 SOURCE = Path(__file__).parents[2] / "src"
+Generate = Callable[[Path], tuple[int, str]]
 HOLD = """
 import sys, forerun
 from forerun.core.sampling import Sampling
@@ -47,22 +49,20 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
                 process.stdin.write("\n")
 
 
-def generate(path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """`forerun generate --memory`."""
-    call = [sys.executable, "-m", "forerun", "generate", "--max-new-tokens", "8", *more]
-    words = [*call, "--prompt", "Ann has 3 pens.", "--drafter", "stand", "--memory", str(path)]
-    return subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+@pytest.fixture
+def generate(call: Call) -> Generate:
+    """`forerun generate --memory` in this process; gives its status and standard error."""
+
+    def run(path: Path) -> tuple[int, str]:
+        words = ("--max-new-tokens", 8, "--prompt", "Ann has 3 pens.", "--drafter", "stand")
+        status, _, err = call("generate", *words, "--memory", path)
+        return status, err
+
+    return run
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "socket"])
-def test_only_files_hold_memories(tmp_path: Path, kind: str) -> None:
+def test_only_files_hold_memories(tmp_path: Path, kind: str, generate: Generate) -> None:
     """Nothing is read from them, so nothing waits."""
     path = tmp_path / "memory"
     listener = socket.socket(socket.AF_UNIX)
@@ -78,21 +78,21 @@ def test_only_files_hold_memories(tmp_path: Path, kind: str) -> None:
     for call in (array_file.check_place, array_file.read, array_file.read_origin):
         with pytest.raises(DataError, match=says):
             call(path)
-    ended = generate(path)
-    assert ended.returncode == 2 and f"is a {kind}" in ended.stderr
+    status, said = generate(path)
+    assert status == 2 and f"is a {kind}" in said
     assert not Path("/dev/null").is_file() and path.exists()
     listener.close()
 
 
-def test_two_processes_cannot_use_one_memory_file(tmp_path: Path) -> None:
+def test_two_processes_cannot_use_one_memory_file(tmp_path: Path, generate: Generate) -> None:
     path, link = tmp_path / "memory", tmp_path / "link"
     link.symlink_to(path)
     with holder(path) as process:
         for name in (path, link):
-            ended = generate(name)
-            assert ended.returncode == 2
-            assert f"is in use by process {process.pid}" in ended.stderr
-            assert "Traceback" not in ended.stderr
+            status, said = generate(name)
+            assert status == 2
+            assert f"is in use by process {process.pid}" in said
+            assert "Traceback" not in said
         model = forerun.load("reasoner")
         with pytest.raises(ConfigError, match="is in use by process"):
             model.memory(path, drafter="stand").__enter__()
@@ -101,17 +101,17 @@ def test_two_processes_cannot_use_one_memory_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is in use by process"):
             drafter_files.merge([tmp_path / "other"], path)
     assert process.returncode == 0
-    assert generate(path).returncode == 0
+    assert generate(path)[0] == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "memory", "other"]
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_lock(tmp_path: Path, generate: Generate) -> None:
     path = tmp_path / "memory"
     with holder(path) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert generate(path).returncode == 0
+    assert generate(path)[0] == 0
     assert [p.name for p in tmp_path.iterdir()] == ["memory"]
 
 

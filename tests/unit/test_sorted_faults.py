@@ -28,11 +28,6 @@ OPTIONS = {"exits": (1, 2), "hidden": 32, "micro_tokens": 512, "max_steps": 6, "
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("target") / "target", seed=3)
-
-
-@pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("the cat sat on the mat and the dog on the log. " * 150)

@@ -220,13 +220,12 @@ def test_help_describes_every_option_of_the_constructor(name, capsys):
 
 
 def test_the_list_of_recipes_imports_none(capsys):
-    ended = python("-m", "forerun", "train", "--help")
+    ended = python("-X", "importtime", "-m", "forerun", "train", "--help")
     assert ended.returncode == 0
     for name in registry.names("recipe"):
         assert f" {name} " in ended.stdout
-    loaded = python("-X", "importtime", "-m", "forerun", "train", "--help").stderr
-    assert re.search(r"\| +typer$", loaded, re.MULTILINE)
-    assert not re.search(r"\| +torch$", loaded, re.MULTILINE)
+    assert re.search(r"\| +typer$", ended.stderr, re.MULTILINE)
+    assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
 
 def test_options_reach_the_recipe():

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from forerun import registry
 from forerun.core.dice import Dice
-from forerun.core.mixins import Persistent, Priced, forget, priced
-from forerun.core.records import Plan, Sequence, Snapshot, Step
+from forerun.core.mixins import Priced, forget, priced
+from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import EMPTY, Tree, chain, with_source
+from forerun.drafters._saved_responses import SavedResponses
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.tables.logits.pool import in_bytes
 from forerun.ngrams.tables.suffix import automaton as suffix_automaton
-from forerun.ngrams.tables.suffix import response_store
 from forerun.ngrams.tables.suffix.automaton import Generations, SuffixAutomaton, Text
 from forerun.ngrams.tables.suffix.response_store import Reader, Responses
 from forerun.registry import Corpus, DrafterName
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 
-class Sam(Persistent, Priced):
+class Sam(SavedResponses, Priced):
     """Drafts the tokens after the longest match in suffix automata.
 
     tokens: max draft length. bias: subtracted from the length of matches outside the request.
@@ -145,19 +145,6 @@ class Sam(Persistent, Priced):
         if self.corpus is not None:
             sizes["automata, corpus"] = self.corpus.nbytes
         return sizes | (self.other.memory_report() if self.other else {})
-
-    def keep(self, tenant: str = "") -> None:
-        self._responses.check_can_keep(tenant)
-
-    def snapshot(self, tenant: str = "") -> Snapshot:
-        return self._responses.snapshot(tenant)
-
-    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
-        self._responses.restore(snapshot, tenant)
-
-    @classmethod
-    def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        return response_store.merge(snapshots, max_bytes)
 
     def matches(self, seq: Sequence) -> list[tuple[int, SuffixAutomaton, Text]]:
         """Matches in all automata: length minus bias, automaton, position; longest first."""

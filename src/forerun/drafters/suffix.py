@@ -15,20 +15,20 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Many
 
 from forerun.core.dice import Dice
-from forerun.core.mixins import Persistent
-from forerun.core.records import Plan, Sequence, Snapshot
+from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Target
 from forerun.core.tree import EMPTY, Tree, points
+from forerun.drafters._saved_responses import SavedResponses
 from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits.pool import in_bytes
-from forerun.ngrams.tables.suffix import response_store, tree
+from forerun.ngrams.tables.suffix import tree
 from forerun.ngrams.tables.suffix.draft import DraftLimits
 from forerun.ngrams.tables.suffix.response_store import Responses
 from forerun.ngrams.tables.suffix.tree import NO_LIMIT, Draft, SuffixTree
 
 
-class Suffix(PerSequence, Persistent):
+class Suffix(PerSequence, SavedResponses):
     """Drafts the most frequent continuations in counted suffix trees.
 
     scope: which responses are shared, "request" (none), "group", "tenant" or "global".
@@ -111,16 +111,3 @@ class Suffix(PerSequence, Persistent):
 
     def memory_report(self) -> dict[str, int]:
         return {f"suffix trees, {name}": size for name, size in self._responses.report().items()}
-
-    def keep(self, tenant: str = "") -> None:
-        self._responses.check_can_keep(tenant)
-
-    def snapshot(self, tenant: str = "") -> Snapshot:
-        return self._responses.snapshot(tenant)
-
-    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
-        self._responses.restore(snapshot, tenant)
-
-    @classmethod
-    def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        return response_store.merge(snapshots, max_bytes)

@@ -268,6 +268,7 @@ def test_a_busy_machine_is_told_and_its_times_do_not_count(
         (("--seed", 3), "seed: 0 against 3; give --out another folder"),
         (("--texts",), "texts: False against True; give --out another folder"),
         (("--optimum",), "optimum: False against True"),
+        (("--constraint", "regex:pattern=[0-9]+"), "constraint: [] against"),
     ],
 )
 def test_another_plan_in_the_folder_is_refused_before_anything_is_loaded(

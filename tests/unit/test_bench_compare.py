@@ -104,6 +104,8 @@ def test_relative_sees_through_a_busy_machine() -> None:
     [
         ({"tasks": {"code": {"examples": 4, "hash": "q"}}}, "different prompts in task 'code'"),
         ({"tasks": {"code": {"examples": 3, "hash": "q"}}}, "in task 'code' (3 and 3)"),
+        ({"constraint": ["choice:options=a|b"]}, "constraint: [] and"),
+        ({"target": "entropy_switch"}, "target: '' and"),
         ({"tasks": {"story": {"examples": 3, "hash": "s"}}}, "share no task: code and story"),
         (
             {"tasks": {**PLAN.tasks, "story": {"hash": "s"}}},

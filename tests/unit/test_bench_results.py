@@ -68,7 +68,7 @@ def plan(**changes: Any) -> Manifest:
         sampling={"n": 1},
         methods=["plain", "stand", "peer"],
         tasks={"reasoning": {"examples": 4, "hash": "p"}},
-        machine={"cpu": "a cpu", "kernels": "torch"},
+        machine={"cpu": "a cpu", "kernels": "torch", "device": "cpu"},
     )
     return replace(made, **changes)
 
@@ -166,7 +166,10 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
         ({"tasks": {"code": {}}}, "tasks: ['reasoning'] against ['code']"),
         ({"texts": True}, "texts: False against True; give --out another folder"),
         ({"optimum": True}, "optimum: False against True"),
+        ({"target": "entropy_switch"}, "target: '' against 'entropy_switch'"),
+        ({"constraint": ["regex:pattern=a"]}, "constraint: [] against ['regex:pattern=a']"),
         ({"machine": {"cpu": "another", "kernels": "torch"}}, "machine.cpu: 'a cpu'"),
+        ({"machine": {"cpu": "a cpu", "device": "cuda:0"}}, "machine.device: 'cpu'"),
     ],
 )
 def test_another_plan_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:

@@ -14,7 +14,7 @@ from forerun.bench.scoring import last_line
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.utils.text import counted
 
-MUST_AGREE = ("dtype", "threads", "seed", "sampling")
+MUST_AGREE = ("dtype", "threads", "seed", "sampling", "target", "constraint")
 INFORMATIVE = ("forerun", "git", "turns")
 MACHINE_FACTS = ("cpu", "cores", "kernels", "torch", "transformers", "device")
 SLOWER, NO_DIFFERENCE, OK = "slower", "no difference shown", "ok"

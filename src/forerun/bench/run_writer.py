@@ -19,8 +19,9 @@ from forerun.utils.files import write_whole
 
 PLAN = (
     *("suite", "dtype", "model", "threads", "seed", "sampling", "methods", "tasks", "rounds"),
-    *("turns", "texts", "optimum"),
+    *("turns", "texts", "optimum", "target", "constraint"),
 )
+MACHINE = ("cpu", "kernels", "device")
 NOT_COMPARED = {
     "model": ("path", "name"),
     "tasks": ("in_file", "size", "task"),
@@ -82,10 +83,9 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
         pair = here.get(name), there.get(name)
         if None not in pair and (found := _difference(name, *pair)):
             return found
-    if "machine" not in there:
-        return None
-    machines = [{k: one["machine"].get(k) for k in ("cpu", "kernels")} for one in (here, there)]
-    return _difference("machine", *machines)
+    machines = [one.get("machine") or {} for one in (here, there)]
+    known = [name for name in MACHINE if all(name in one for one in machines)]
+    return _difference("machine", *({name: one[name] for name in known} for one in machines))
 
 
 def _difference(name: str, a: Any, b: Any) -> str | None:

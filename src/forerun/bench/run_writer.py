@@ -13,7 +13,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.results import MANIFEST, RECORDS, Manifest, Record, read_manifest, read_records
+from forerun.bench.results import (
+    MANIFEST,
+    MODEL_HASHES,
+    RECORDS,
+    Manifest,
+    Record,
+    read_manifest,
+    read_records,
+)
 from forerun.errors import CapacityError, DataError
 from forerun.utils.files import write_whole
 
@@ -23,7 +31,7 @@ PLAN = (
 )
 MACHINE = ("cpu", "kernels", "device")
 NOT_COMPARED = {
-    "model": ("path", "name"),
+    "model": ("path", "name", *MODEL_HASHES),
     "tasks": ("in_file", "size", "task"),
 }  # may differ for the same prompts
 
@@ -76,9 +84,11 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
 
     Fields that are missing or None on one side are not compared.
     """
-    a, b = here.get("model"), there.get("model")
-    if a and b and (found := _difference("model.hash", a.get("hash"), b.get("hash"))):
-        return _difference("model", a.get("name"), b.get("name")) or found  # sizes follow from it
+    a, b = here.get("model") or {}, there.get("model") or {}
+    for name in MODEL_HASHES:
+        hashes = a.get(name), b.get(name)
+        if None not in hashes and (found := _difference(f"model.{name}", *hashes)):
+            return _difference("model", a.get("name"), b.get("name")) or found  # sizes follow
     for name in PLAN:
         pair = here.get(name), there.get(name)
         if None not in pair and (found := _difference(name, *pair)):

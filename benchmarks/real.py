@@ -8,9 +8,9 @@ sampled (T = 0.6, eight answers in turn), batched (eight at once). The same comm
 --peers-dir only forerun's methods run. --examples and --max-new-tokens make the suite shorter.
 
 Columns: tokens per second with prefill, tau (tokens per pass), acceptance of drafted tokens, the
-speed-up over plain decoding of the same batch size with a 95 % interval over prompts, and the share
-of right answers of checkable tasks. Peers that do not count passes have no tau. Below each table
-stand `auto` over plain by task, the worst task first, and pass@k.
+speed-up over plain decoding of the same batch size with a 95 % interval over prompts, and the mean
+score of the tasks that have one ("right"). Peers that do not count passes have no tau. Below each
+table stand `auto` over plain by task, the worst task first, and pass@k.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from command import Call
 from sample_run import write_run
 
 import forerun
-from forerun.bench import hardware_limits
+from forerun.bench import cpu_load, hardware_limits, memory_pressure
 from forerun.bench.local_runner import LocalMethod, LocalRun
 from forerun.bench.planning import RunRequest, choose
 from forerun.bench.results import read_run
@@ -246,6 +246,8 @@ def test_a_busy_machine_is_told_and_its_times_do_not_count(
 ) -> None:
     speeds = iter([30.0, *[30.0] * 4, 4.0, *[30.0] * 7])  # before the run, then beside each record
     monkeypatch.setattr(hardware_limits, "read_bandwidth", lambda threads, **options: next(speeds))
+    monkeypatch.setattr(memory_pressure, "pressure_between", lambda *_: {})  # other rules see none
+    monkeypatch.setattr(cpu_load.CoreLossMeter, "lost", lambda meter: None)
     status, out, err = bench("--examples", 6)
     assert status == 0, err
     told = "Of 12 times, 2 were disturbed and left out of the speeds"

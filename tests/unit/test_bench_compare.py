@@ -15,7 +15,7 @@ from forerun.bench.results import Manifest, Record, SampleRecord
 from forerun.errors import ConfigError, DataError, UnknownName
 
 PLAN = Manifest(
-    "now", "0.1.0", "abc", "", {"hash": "h", "name": "m"}, "bfloat16", 2, 0,
+    "now", "0.1.0", "abc", "", {"hash": "h", "weights_hash": "w", "name": "m"}, "bfloat16", 2, 0,
     {"temperature": 0.6, "n": 4}, ["plain", "stand"], {"code": {"examples": 3, "hash": "p"}},
     machine={"cpu": "one"}, limits={"read_gb_s": 30.0},
 )  # fmt: skip
@@ -104,12 +104,15 @@ def test_relative_sees_through_a_busy_machine() -> None:
     [
         ({"tasks": {"code": {"examples": 4, "hash": "q"}}}, "different prompts in task 'code'"),
         ({"tasks": {"code": {"examples": 3, "hash": "q"}}}, "in task 'code' (3 and 3)"),
+        ({"constraint": ["choice:options=a|b"]}, "constraint: [] and"),
+        ({"target": "entropy_switch"}, "target: '' and"),
         ({"tasks": {"story": {"examples": 3, "hash": "s"}}}, "share no task: code and story"),
         (
             {"tasks": {**PLAN.tasks, "story": {"hash": "s"}}},
             "different prompts in task 'story' (0 and 0)",
         ),
         ({"model": {"hash": "x", "name": "other"}}, "different models: 'm' and 'other'"),
+        ({"model": {**PLAN.model, "weights_hash": "x"}}, "different models"),
         ({"dtype": "float32"}, "dtype: 'bfloat16' and 'float32'"),
         ({"threads": 1}, "threads: 2 and 1"),
         ({"sampling": {"temperature": 1.0, "n": 4}}, "temperature: 0.6 and 1.0"),

@@ -230,7 +230,9 @@ def test_models_are_described(model: Any, tmp_path: Path) -> None:
     found = model_info.describe_model(model, folder)
     weights = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64) + 2 * 288 * 32 + 5 * 32
     assert found["parameters"] == weights and found["weight_bytes"] >= 4 * weights
-    assert found["hash"] == model_info.describe_model(model, folder)["hash"]
+    assert found == model_info.describe_model(model, folder)
+    tuned = model_info.describe_model(model, make_tiny(tmp_path / "tuned", seed=2))
+    assert tuned["hash"] == found["hash"] and tuned["weights_hash"] != found["weights_hash"]
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
     assert found["hash"] != model_info.describe_model(model, folder)["hash"]

@@ -61,14 +61,14 @@ def plan(**changes: Any) -> Manifest:
         forerun="0.1.0",
         git="abc",
         command="forerun bench run",
-        model={"path": "/here", "name": "m", "hash": "h"},
+        model={"path": "/here", "name": "m", "hash": "h", "weights_hash": "w"},
         dtype="bfloat16",
         threads=2,
         seed=0,
         sampling={"n": 1},
         methods=["plain", "stand", "peer"],
         tasks={"reasoning": {"examples": 4, "hash": "p"}},
-        machine={"cpu": "a cpu", "kernels": "torch"},
+        machine={"cpu": "a cpu", "kernels": "torch", "device": "cpu"},
     )
     return replace(made, **changes)
 
@@ -165,6 +165,10 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
         ),
         ({"model": {"name": "m", "hash": "other"}}, "model.hash: 'h' against 'other'"),
         (
+            {"model": {"name": "m", "hash": "h", "weights_hash": "other"}},
+            "model.weights_hash: 'w' against 'other'",
+        ),
+        (
             {"model": {"name": "big", "hash": "H", "weight_bytes": 9}, "dtype": "float32"},
             "model: 'm' against 'big'",
         ),
@@ -175,7 +179,10 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
         ({"tasks": {"code": {}}}, "tasks: ['reasoning'] against ['code']"),
         ({"texts": True}, "texts: False against True; give --out another folder"),
         ({"optimum": True}, "optimum: False against True"),
+        ({"target": "entropy_switch"}, "target: '' against 'entropy_switch'"),
+        ({"constraint": ["regex:pattern=a"]}, "constraint: [] against ['regex:pattern=a']"),
         ({"machine": {"cpu": "another", "kernels": "torch"}}, "machine.cpu: 'a cpu'"),
+        ({"machine": {"cpu": "a cpu", "device": "cuda:0"}}, "machine.device: 'cpu'"),
     ],
 )
 def test_another_plan_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
@@ -239,8 +246,10 @@ def test_a_file_may_have_got_lines_that_take_no_part(folder: Path, before: int |
 
 
 def test_a_model_may_have_moved(folder: Path) -> None:
-    with RunWriter(folder, plan(model={"path": "/there", "name": "n", "hash": "h"})) as writer:
-        assert len(writer.done) == 2
+    moved = {"path": "/there", "name": "n", "hash": "h"}  # a run without a hash of the weights
+    for model in (moved, moved | {"weights_hash": "w"}):
+        with RunWriter(folder, plan(model=model)) as writer:
+            assert len(writer.done) == 2
 
 
 def spoil(change: Callable[[dict[str, Any]], Any]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import struct
@@ -159,6 +160,28 @@ def test_fields_that_change_the_model(fields: dict[str, Any], named: str, tmp_pa
     path = write_gguf(tiny("llama"), tmp_path / "bad.gguf", fields=fields)
     with pytest.raises(ModelError, match=named):
         load_target(path)
+
+
+@pytest.mark.parametrize(
+    "fields, named",
+    [
+        ({"tokenizer.ggml.tokens": 3}, "tokenizer.ggml.tokens is missing"),
+        ({"split.count": 3, "split.no": "x"}, "one part of 3"),
+        ({"ARCH.rope.freq_base": math.nan}, "rope.freq_base must be a finite number, got nan"),
+        ({"ARCH.attention.head_count": [[4, 4], [2, 2]]}, "head_count differs from layer to layer"),
+    ],
+)
+def test_fields_of_another_type(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
+    """One error names the field; none is a traceback."""
+    path = write_gguf(tiny("llama"), tmp_path / "bad.gguf", fields=fields)
+    with pytest.raises(ModelError, match=named):
+        load_target(path)
+
+
+def test_token_types_of_another_type_count_as_none(tmp_path: Path) -> None:
+    fields = {"tokenizer.ggml.token_type": 7}
+    path = write_gguf(tiny("llama"), tmp_path / "odd.gguf", fields=fields)
+    assert load_target(path).vocab_size > 0
 
 
 def test_types_that_cannot_be_dequantised(whole: bytes, refused: Callable[[bytes], str]) -> None:

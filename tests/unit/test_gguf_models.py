@@ -13,7 +13,9 @@ from tiny import make_tiny  # noqa: E402
 
 import forerun  # noqa: E402
 from forerun.core.tree import EMPTY  # noqa: E402
+from forerun.errors import ModelError  # noqa: E402
 from forerun.models.gguf import GgufFile  # noqa: E402
+from forerun.models.gguf_folder import LINK, gguf_folder, linked_file  # noqa: E402
 from forerun.models.gguf_names import hf_tensors  # noqa: E402
 from forerun.models.load import load_target  # noqa: E402
 from forerun.runner.model_runner import ModelRunner  # noqa: E402
@@ -129,6 +131,19 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     second = load_target(path)
     assert isinstance(first, ModelRunner) and isinstance(second, ModelRunner)
     assert (first.model.config.num_layers, second.model.config.num_layers) == (3, 2)
+
+
+@pytest.mark.parametrize("name", [LINK, "config.json"])
+def test_a_damaged_folder_in_the_cache_is_made_again(name: str, tmp_path: Path) -> None:
+    path = write_gguf(tiny("llama"), tmp_path / "model.gguf")
+    folder = gguf_folder(path)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(b"")
+    if name == LINK:
+        with pytest.raises(ModelError, match="is damaged; load the GGUF file by its own path"):
+            linked_file(folder)
+    assert gguf_folder(path) == folder and (folder / name).read_bytes() == whole
+    assert linked_file(folder) == path.resolve()
 
 
 def test_memory_holds_the_model_once(tmp_path: Path) -> None:

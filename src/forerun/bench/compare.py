@@ -9,12 +9,12 @@ from typing import Any
 from forerun.bench.disturbance import undisturbed
 from forerun.bench.metrics import PLAIN, SpeedUp, paired_speed_up, quotient
 from forerun.bench.ranking import expected_methods, incomplete, is_tie, skipped
-from forerun.bench.results import Manifest, Record, max_tokens_of
+from forerun.bench.results import MODEL_HASHES, Manifest, Record, max_tokens_of
 from forerun.bench.scoring import last_line
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.utils.text import counted
 
-MUST_AGREE = ("dtype", "threads", "seed", "sampling")
+MUST_AGREE = ("dtype", "threads", "seed", "sampling", "target", "constraint")
 INFORMATIVE = ("forerun", "git", "turns")
 MACHINE_FACTS = ("cpu", "cores", "kernels", "torch", "transformers", "device")
 SLOWER, NO_DIFFERENCE, OK = "slower", "no difference shown", "ok"
@@ -240,7 +240,8 @@ def _check_same(a: Manifest, b: Manifest) -> None:
             f"the runs share no task: {', '.join(a.tasks)} and {', '.join(b.tasks)}; run both with "
             "the same --tasks"
         )
-    if a.model.get("hash") != b.model.get("hash"):
+    pairs = [(a.model.get(name), b.model.get(name)) for name in MODEL_HASHES]
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         models = " and ".join(repr(run.model.get("name")) for run in (a, b))
         raise DataError(f"the runs have different models: {models}; run both with the same --model")
     for name in dict.fromkeys([*a.tasks, *b.tasks]):

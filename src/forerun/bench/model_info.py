@@ -1,4 +1,4 @@
-"""Size, hash and cost of a pass of a checkpoint, for the manifest of a run."""
+"""Size, hashes and cost of a pass of a checkpoint, for the manifest of a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
+from forerun.models.identity import model_hash
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
+HASH_DIGITS = 16
+
 
 def describe_model(model: Model, path: Path | None) -> dict[str, Any]:
-    """Path, name, size, hash, and the cost of a pass of a model."""
+    """Path, name, size, hashes, and the cost of a pass of a model."""
     from forerun.bench.inflate import MARK, inflated_from
     from forerun.bench.theory import pass_cost
 
@@ -30,7 +33,8 @@ def describe_model(model: Model, path: Path | None) -> dict[str, Any]:
         "parameters": sum(map(num_parameters, headers)),
         "weight_bytes": report.get("weights", 0),
         "context": model.target.context,
-        "hash": model_hash(path, headers) if path else "",
+        "hash": shape_hash(path, headers) if path else "",
+        "weights_hash": model_hash(str(path))[:HASH_DIGITS] if path else "",
     }
     cost = pass_cost(model.target)
     source = inflated_from(path) if path else None
@@ -55,10 +59,13 @@ def num_parameters(header: bytes) -> int:
     return sum(math.prod(e["shape"]) for name, e in entries.items() if name != "__metadata__")
 
 
-def model_hash(folder: Path, headers: Sequence[bytes]) -> str:
-    """A hash of config.json and of the tensors' names, types, shapes and offsets."""
+def shape_hash(folder: Path, headers: Sequence[bytes]) -> str:
+    """A hash of config.json and of the tensors' names, types, shapes and offsets.
+
+    Fine-tuned copies of a model have the same; `weights_hash` tells them apart.
+    """
     config = folder / "config.json"
     digest = hashlib.sha256(config.read_bytes() if config.exists() else b"")
     for header in headers:
         digest.update(header)
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:HASH_DIGITS]

@@ -18,6 +18,7 @@ from forerun.errors import ConfigError, DataError, UnknownName
 VERSION = 1
 SHORT_OF_MEMORY = "memory_stalled"  # key in a record's limits; present only under memory pressure
 MANIFEST, RECORDS = "run.json", "records.jsonl"
+MODEL_HASHES = ("hash", "weights_hash")  # fields of a manifest's model; old runs lack the second
 MANIFEST_FIX = "restore the file, or run again with another --out"
 RECORD_FIX = "delete the line; the same `forerun bench run` measures it again"
 
@@ -104,7 +105,7 @@ class Manifest:
     forerun: str  # version
     git: str  # revision, with "+dirty" if files were changed; "" outside a checkout
     command: str
-    model: dict[str, Any]  # path, name, parameters, weight_bytes, hash
+    model: dict[str, Any]  # path, name, parameters, weight_bytes, hash, weights_hash
     dtype: str
     threads: int
     seed: int

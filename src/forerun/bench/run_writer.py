@@ -13,7 +13,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.results import MANIFEST, RECORDS, Manifest, Record, read_manifest, read_records
+from forerun.bench.results import (
+    MANIFEST,
+    MODEL_HASHES,
+    RECORDS,
+    Manifest,
+    Record,
+    read_manifest,
+    read_records,
+)
 from forerun.errors import CapacityError, DataError
 from forerun.utils.files import write_whole
 
@@ -22,10 +30,10 @@ PLAN = (
     *("turns", "texts", "optimum", "target", "constraint"),
 )
 NOT_COMPARED = {
-    "model": ("path", "name"),
+    "model": ("path", "name", *MODEL_HASHES),
     "tasks": ("in_file", "size", "task"),
 }  # may differ for the same prompts
-MACHINE = ("cpu", "kernels", "device", "gpu")  # older runs have no device
+MACHINE = ("cpu", "kernels", "device", "gpu")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -76,17 +84,21 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
 
     Fields that are missing or None on one side are not compared.
     """
-    a, b = here.get("model"), there.get("model")
-    if a and b and (found := _difference("model.hash", a.get("hash"), b.get("hash"))):
-        return _difference("model", a.get("name"), b.get("name")) or found  # sizes follow from it
+    a, b = here.get("model") or {}, there.get("model") or {}
+    for name in MODEL_HASHES:
+        hashes = a.get(name), b.get(name)
+        if None not in hashes and (found := _difference(f"model.{name}", *hashes)):
+            return _difference("model", a.get("name"), b.get("name")) or found  # sizes follow
     for name in PLAN:
         pair = here.get(name), there.get(name)
         if None not in pair and (found := _difference(name, *pair)):
             return found
-    if "machine" not in there:
+    machines = [one.get("machine") or {} for one in (here, there)]
+    if not all(machines):
         return None
-    machines = [{"device": "cpu"} | one["machine"] for one in (here, there)]
-    return _difference("machine", *({k: one.get(k) for k in MACHINE} for one in machines))
+    machines = [{"device": "cpu"} | one for one in machines]  # older runs have no device
+    known = [name for name in MACHINE if all(name in one for one in machines)]
+    return _difference("machine", *({name: one[name] for name in known} for one in machines))
 
 
 def _difference(name: str, a: Any, b: Any) -> str | None:

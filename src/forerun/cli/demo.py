@@ -224,7 +224,8 @@ def chosen_model(device: str) -> str:
         line.end()
         notice(f"using the embedded reasoner, as {DEFAULT_MODEL} cannot be fetched: {error}")
         return "reasoner"
-    line.end()
+    finally:
+        line.end()
     return DEFAULT_MODEL
 
 

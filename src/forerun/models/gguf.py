@@ -190,10 +190,11 @@ class _Header:
     def _check_split(self) -> None:
         count = self.metadata.get("split.count", 0)
         if isinstance(count, int) and count > 1:
-            number = self.metadata.get("split.no", 0)
+            number = self.metadata.get("split.no")
+            which = f"part {number + 1}" if isinstance(number, int) else "one part"
             raise ModelError(
-                f"{self.path} is part {number + 1} of {count} of a split model; merge the parts "
-                "first: llama-gguf-split --merge FIRST_PART MERGED.gguf"
+                f"{self.path} is {which} of {count} of a split model; merge the parts first: "
+                "llama-gguf-split --merge FIRST_PART MERGED.gguf"
             )
 
     def _tensor_row(self) -> tuple[str, tuple[int, ...], int, int]:

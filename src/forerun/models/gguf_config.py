@@ -91,7 +91,8 @@ def token_id(file: GgufFile, key: str) -> int | None:
     found = file.metadata.get(f"tokenizer.ggml.{key}_token_id", NO_ID)
     if found == NO_ID:
         return None
-    size = len(file.metadata.get("tokenizer.ggml.tokens", ()))
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    size = len(tokens) if isinstance(tokens, list) else 0  # `Vocabulary` refuses other types
     if type(found) is not int or (size and not 0 <= found < size):
         raise ModelError(
             f"{file.path}: the {key} token is {found!r}, and there are {size:,} tokens; convert "

@@ -32,7 +32,7 @@ def gguf_folder(path: Path) -> Path:
     """
     link = _link(path)
     folder = cache_folder() / "gguf" / f"{path.stem}-{_digest(link)}"
-    if (folder / LINK).is_file():
+    if _is_whole(folder, link):
         return folder
     from forerun.models.gguf import GgufFile
 
@@ -44,7 +44,7 @@ def gguf_folder(path: Path) -> Path:
             part.mkdir()
             describe(file, part)
             (part / LINK).write_text(json.dumps(link, indent=2), encoding="utf-8")
-            _place(part, folder)
+            _place(part, folder, link)
     except Exception as error:
         cause = failed_write(error) or error
         if not isinstance(cause, OSError):
@@ -63,7 +63,9 @@ def linked_file(folder: Path) -> Path | None:
     """
     if not (folder / LINK).is_file():
         return None
-    link = json.loads((folder / LINK).read_text(encoding="utf-8"))
+    link = _object(folder / LINK)
+    if not isinstance(link.get("file"), str):
+        raise ModelError(f"{folder / LINK} is damaged; load the GGUF file by its own path")
     path = Path(link["file"])
     if not path.is_file() or _link(path) != link:
         raise ModelError(f"{path} was moved or changed while it was in use; load it again")
@@ -110,11 +112,25 @@ def _digest(link: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _place(part: Path, folder: Path) -> None:
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if it is missing or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_whole(folder: Path, link: dict[str, Any]) -> bool:
+    """Whether a folder of this GGUF file is there and not damaged, as by a full disk."""
+    return _object(folder / LINK) == link and bool(_object(folder / "config.json"))
+
+
+def _place(part: Path, folder: Path, link: dict[str, Any]) -> None:
     """Renames `part` to `folder`, unless another process has created it."""
     try:
         os.replace(part, folder)
     except OSError:
-        if not (folder / LINK).is_file():
+        if not _is_whole(folder, link):
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(part, folder)

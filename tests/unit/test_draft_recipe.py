@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from tiny import make_tiny
 import forerun
 from forerun.cli.main import main
 from forerun.core.sampling import Sampling
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, ModelError
 from forerun.training.drafts import data
 from forerun.training.drafts.card import data_hash
 from forerun.training.drafts.data import read_prompts, reference_answers, running_text
 from forerun.training.drafts.distillation import DIVERGENCES, Best, Distilled, divergence
 from forerun.training.drafts.measure import frozen
 from forerun.training.losses import TopK
+from forerun.training.recipes import draft
 from forerun.training.recipes.draft import Draft
 from forerun.training.records import read_records
 
@@ -155,6 +157,25 @@ def test_a_target_that_changed_is_refused_on_resume(target, prompts, tmp_path):
     make_tiny(copy, seed=4)
     with pytest.raises(ConfigError, match="target_hash"):
         recipe(copy, prompts).train(tmp_path / "out", resume=True)
+
+
+def test_the_report_says_whether_the_draft_pays(target, prompts, trained, tmp_path, monkeypatch):
+    one, out = recipe(target, prompts, top_k=8, loss="fkl"), tmp_path / "out"
+    shutil.copytree(trained, out)
+    one.open(out)
+    one.material.read()
+    for tau, said in ((1.0, "it does not make decoding faster yet"), (3.0, "speed-up 2.31")):
+        found = {"tau": tau, "tau_greedy": tau, "gamma": 3, "c": 0.1}
+        monkeypatch.setattr(draft, "measured", lambda *_, found=found, **__: found)
+        lines = one.report(out, json.loads((out / "draft.json").read_text()))
+        assert said in lines[-1] and "modelled speed-up" in lines[0]
+
+
+def test_a_gguf_file_cannot_be_a_target(prompts, tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="training needs the checkpoint in safetensors"):
+        frozen(str(path))
 
 
 def test_only_a_part_of_many_held_out_answers_is_read(target, prompts, trained, monkeypatch):

@@ -16,7 +16,8 @@ from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.cost.forward import one_row_seconds
 from forerun.engine.stats import Stats
-from forerun.models.paths import located
+from forerun.errors import ModelError
+from forerun.models.paths import is_gguf, located
 from forerun.utils.files import reports_no_room, write_atomically
 
 MAX_GAMMA = 16
@@ -51,10 +52,13 @@ def measured(
 
 
 def frozen(name: str) -> Any:
-    """A target as a transformers module in float32."""
+    """A target as a transformers module in float32. Raises ModelError for a GGUF file."""
     from transformers import AutoModelForCausalLM
 
     from forerun.models.hf_load import load_whole
+
+    if is_gguf(Path(name).expanduser()):
+        raise ModelError(f"{name} is a GGUF file; training needs the checkpoint in safetensors")
 
     model = load_whole(AutoModelForCausalLM, located(name), dtype=torch.float32)
     return model.eval().requires_grad_(False)

@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 import forerun
+from forerun.core.modelled_speedup import speedup
 from forerun.engine.cost.forward import one_row_seconds
 from forerun.errors import ConfigError
 from forerun.models.load import choose_device
@@ -266,11 +267,18 @@ class Draft(Recipe):
         facts |= found
         write_text(out / "README.md", draft_card(self, facts, self.material.records, out))
         write_json(out / "draft.json", facts)
-        return [
-            f"draft: {shape['parameters']:,} parameters, {shape['size']['layers']} layers; "
+        gain = speedup(found["tau"], found["gamma"], found["c"])
+        lines = [
+            f"draft: {shape['parameters']:,} parameters, depth {shape['size']['layers']}; "
             f"acceptance {best['all']:.3f} after {best['phase']}, tau {found['tau']:.2f} with "
-            f"drafts of {found['gamma']}, c {found['c']:.3f} -> {out}"
+            f"drafts of {found['gamma']}, c {found['c']:.3f}, modelled speed-up {gain:.2f} -> {out}"
         ]
+        if gain <= 1:
+            lines.append(
+                "it does not make decoding faster yet; train longer (--resume --minutes), or use a "
+                "smaller --share"
+            )
+        return lines
 
 
 def _train_along(recipe: Draft, out: Path, size: Size) -> None:

@@ -176,6 +176,12 @@ RUNS = (
         (r"\| `plain` \|", r"\| `auto` \|", r"\| `auto:batch=8` \|", r"`auto` over plain: gsm8k"),
     ),
     Run(
+        "real_drafts",
+        "--model reasoner --minutes 0.1 --prompts 24 --answer 8 --calibration 12 --examples 1 "
+        "--modes greedy --data-dir {data} --out {out}",
+        (r"\| pretrain \|", r"\| align \|", r"\| `plain` \|", r"\| `draft_model:\S+/trimmed` \|"),
+    ),
+    Run(
         "stand_misses",
         "--models reasoner --answers 2 --tokens 8 --data-dir {data} --drafters stand suffix",
         (r"\| `stand` \| 16 \|", r"\| `suffix` \| 16 \|", r"\| all \|"),

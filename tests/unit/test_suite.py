@@ -18,6 +18,7 @@ from forerun.bench.suite import find_suite, read_suite, run_of, suite_names
 from forerun.bench.suite_examples import HALVES, half_of, picked, problem_text, questions
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.tasks import get_task
+from forerun.tasks.file import FileTask
 
 MODES = "[modes.greedy]\ntemperature = 0.0\n[modes.many]\ntemperature = 0.6\nsamples = 4\n"
 TASK = (
@@ -155,6 +156,13 @@ def test_halves_have_nothing_in_common(name: str, prompts: Path) -> None:
         assert min(len(here), len(there)) > 0.35 * (len(here) + len(there))
     here, there = picked(task, 10, HALVES[0], "a"), picked(task, 10, HALVES[1], "b")
     assert set(here).isdisjoint(there), "also with other seeds"
+
+
+def test_a_file_for_the_training_of_a_draft_is_a_task_too(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "domain": "code"}\n{"prompt": "b", "answer": "c"}\n')
+    task = FileTask(path)
+    assert [(e.prompt, e.category) for e in task.examples] == [("a", "code"), ("b", "")]
 
 
 def test_a_seed_picks_as_many_of_each_category(prompts: Path) -> None:

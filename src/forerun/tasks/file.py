@@ -1,7 +1,7 @@
 """Prompts from a file of the user: a text file is one prompt, JSON lines have one prompt each.
 
 A line is {"prompt": "..."} or {"turns": ["user", "model", "user"]}; it may also have an id, a
-category and an answer. A text that contains the answer scores 1.0; without an answer there is no
+category (or "domain", as in prompts of `train draft`) and an answer. A text that contains the answer scores 1.0; without an answer there is no
 score.
 """
 
@@ -15,7 +15,7 @@ from forerun.errors import DataError, UnknownName
 from ._lines import check, encoded, objects, read_text, texts
 from .base import Example, plain_text
 
-FIELDS = {"prompt": str, "turns": list, "id": str, "category": str, "answer": str}
+FIELDS = ("prompt", "turns", "id", "category", "domain", "answer")
 
 
 class FileTask:
@@ -74,8 +74,9 @@ def _example(where: str, i: int, value: dict[str, Any]) -> Example:
     prompt = plain_text(turns) if turns else check(where, "prompt", value["prompt"])
     rest = {
         k: encoded(where, k, str(value[k]))
-        for k in ("id", "answer", "category")
+        for k in ("id", "answer", "category", "domain")
         if value.get(k) is not None
     }
     name, answer = rest.get("id", str(i)), rest.get("answer", "")
-    return Example(name, prompt, answer, category=rest.get("category", ""), turns=turns)
+    category = rest.get("category", rest.get("domain", ""))
+    return Example(name, prompt, answer, category=category, turns=turns)

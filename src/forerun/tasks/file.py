@@ -1,8 +1,8 @@
 """Prompts from a file of the user: a text file is one prompt, JSON lines have one prompt each.
 
-A line is {"prompt": "..."} or {"turns": ["user", "model", "user"]}; it may also have an id, a
-category (or "domain", as in prompts of `train draft`) and an answer. A text that contains the answer scores 1.0; without an answer there is no
-score.
+A line is {"prompt": "..."} or {"turns": ["user", "model", "user"]}; it may also have an id, an
+answer and a category, which may be called "domain", as in the prompts of `train draft`. A text that
+contains the answer scores 1.0; without an answer there is no score.
 """
 
 from __future__ import annotations

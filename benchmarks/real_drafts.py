@@ -131,6 +131,7 @@ def compare(options: argparse.Namespace, mode: str) -> None:
     words = ["--suite", "real", "--mode", mode, "--model", options.model, "--dtype", "bf16"]
     words += ["--data-dir", str(options.data_dir), "--methods", ",".join(methods(options))]
     words += ["--examples", str(options.examples), "--max-new-tokens", str(options.answer)]
+    words += ["--tasks", options.tasks] if options.tasks else []
     forerun("bench", "run", *words, "--out", str(options.out / mode))
 
 
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=scripts.count, default=60, help="to trim with")
     parser.add_argument("--answer", type=scripts.count, default=160, help="tokens at most")
     parser.add_argument("--examples", type=scripts.count, default=2, help="prompts of a task")
+    parser.add_argument("--tasks", help="to compare on, with commas; all of the suite by default")
     parser.add_argument("--other", help="folder of a model with another tokenizer")
     parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES, help="to compare")
     parser.add_argument("--table", action="store_true", help="print the tables, run nothing")

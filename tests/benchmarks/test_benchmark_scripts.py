@@ -178,7 +178,7 @@ RUNS = (
     Run(
         "real_drafts",
         "--model reasoner --minutes 0.1 --prompts 24 --answer 8 --calibration 12 --examples 1 "
-        "--modes greedy --data-dir {data} --out {out}",
+        "--modes greedy --tasks gsm8k,mbpp --data-dir {data} --out {out}",
         (r"\| pretrain \|", r"\| align \|", r"\| `plain` \|", r"\| `draft_model:\S+/trimmed` \|"),
     ),
     Run(

@@ -211,7 +211,7 @@ def test_likelihoods_of_a_window_are_compared_as_in_the_paper(module) -> None:
         "mask": {"num": 8, "texts": [*"aaaabbbb"], "logp": logp},
         "asap": {"num": 4, "texts": [], "logp": []},
     }
-    lines = module("part_kl")._sygus_lines("name", rows)
+    lines = module("part_kl")._sygus_lines("name", rows, 8)
     assert lines[0][2:4] == [0.0, 2]
     assert lines[0][5:] == pytest.approx([math.log(4 / 3), math.log(4)])
     assert lines[1][2:] == [1.0, 0, None, None, None]

@@ -19,7 +19,8 @@ from served import GO, SHORT, Served, command, wait_until
 LOOPS = (
     "{% if 'loop' in messages[0].content %}{% for a in range(99999) %}{% for b in range(99999) %}"
     "{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}{% endif %}"
-    "{% if 'bomb' in messages[0].content %}{{ ('a' * 9999999999) | length }}{% endif %}"
+    "{% if 'bomb' in messages[0].content %}{{ (messages[0].content * 9999999999) | length }}"
+    "{% endif %}"
     "{{ messages[0].content }}"
 )
 

@@ -21,6 +21,8 @@ from forerun.training.plans import NAME
 from forerun.training.recipes import reasoner
 from forerun.training.recipes.reasoner import Reasoner
 
+DATA = "tokenizer.json"  # of a run that has begun
+
 
 def small(**changed) -> Reasoner:
     options = {
@@ -51,6 +53,7 @@ def test_micro_batches_stay_what_they_were_and_must_fit(tmp_path):
 
 def test_another_seed_is_refused_and_named(tmp_path):
     small(seed=3).settled(tmp_path, resume=False)
+    (tmp_path / DATA).write_bytes(b"data")
     kept = (tmp_path / NAME).read_bytes()
     for resume in (True, False):
         with pytest.raises(
@@ -66,9 +69,16 @@ def test_another_seed_is_refused_and_named(tmp_path):
 )
 def test_another_recipe_is_refused_and_named(tmp_path, monkeypatch, constant, value, name):
     small().settled(tmp_path, resume=False)
+    (tmp_path / DATA).write_bytes(b"data")
     monkeypatch.setattr(reasoner, constant, value)
     with pytest.raises(ConfigError, match=f"started with {name} "):
         small().settled(tmp_path, resume=True)
+
+
+def test_a_run_that_has_only_a_plan_may_get_other_settings(tmp_path):
+    small(seed=3).settled(tmp_path, resume=False)
+    assert small(seed=4).settled(tmp_path, resume=False).seed == 4
+    assert json.loads((tmp_path / NAME).read_text())["settings"]["seed"] == 4
 
 
 def test_budgets_may_change(tmp_path):
@@ -137,6 +147,7 @@ def test_two_processes_train_as_one_does(tmp_path):
 def test_a_plan_of_an_earlier_version_is_read(tmp_path):
     """It named some options otherwise, and listed fewer."""
     small().settled(tmp_path, resume=False)
+    (tmp_path / DATA).write_bytes(b"data")
     plan = json.loads((tmp_path / NAME).read_text())
     settings = {n: v for n, v in plan["settings"].items() if n != "tokenizer_problems"}
     for num, fits in ((30, True), (31, False)):

@@ -138,6 +138,7 @@ def test_a_signal_in_a_flood_answers_all_and_ends_in_time(slow_text: Path, conte
         assert served.process.returncode == 0
 
 
+@pytest.mark.slow  # without a flood: test_signals.py
 def test_a_second_signal_ends_at_once(slow_text: Path) -> None:
     with command(slow_text, "--name", "tiny", "--drain", 600, "--text-timeout", 600) as served:
         assert served.process is not None

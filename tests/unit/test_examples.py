@@ -50,6 +50,7 @@ def test_a_wrong_argument_is_one_line(file: str, word: str, said: str) -> None:
     assert all(line.startswith("usage: ") for line in usage)
 
 
+@pytest.mark.slow
 def test_transformers_is_compared_without_the_checkpoint_s_own_penalties(
     tiny_folder: Path, tmp_path: Path
 ) -> None:

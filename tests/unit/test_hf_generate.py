@@ -105,9 +105,8 @@ LAWS = (
 
 
 def laws() -> list:
-    """Quick: llama, but for `typical_p` (called for every row, as a penalty is); gpt2 once."""
+    """Quick: llama, but for `typical_p`, which is called for every row, as a penalty is."""
     quick = [("llama", options) for options in LAWS if "typical_p" not in options]
-    quick.append(("gpt2", LAWS[1]))
     return [
         pytest.param(*one, id=f"{one[0]}-{one[1]}", marks=() if one in quick else pytest.mark.slow)
         for one in itertools.product(("llama", "gpt2"), LAWS)

@@ -211,3 +211,15 @@ def test_predicates_that_take_no_text_are_refused(tmp_path: Path) -> None:
         Predicate(file=str(tmp_path / "p.py"))
     Predicate(bytes.isdigit, re.compile(b"[0-9]+").fullmatch)  # type: ignore[arg-type]
     Predicate(lambda text, *, more=1: True)
+
+
+def test_a_predicate_that_raises_is_reported_also_for_a_valid_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the empty text is left, and it is allowed."""
+    code = "def prefix(text):\n    raise ValueError('boom')\ndef complete(text):\n    return True\n"
+    (tmp_path / "pred.py").write_text(code)
+    command = ["generate", "--prompt", "Hi", "--max-new-tokens", "4"]
+    assert main([*command, "--constraint", f"python:file={tmp_path / 'pred.py'}"]) == 0
+    assert "the constraint failed on other texts" in (said := capsys.readouterr().err)
+    assert "ValueError: boom" in said

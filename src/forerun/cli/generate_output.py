@@ -91,11 +91,13 @@ class Output:
         return f"interrupted: {self.num_done} of {asked} finished{where}"
 
     def _constrained(self, sample: Sample, report: Report) -> None:
-        """Prints the particles that a text was drawn from, and why a text is not valid."""
+        """Prints the particles that a text was drawn from, and errors of the constraint."""
         for line in particle_lines(report) if report.particles else ():
             print_styled(line, "dim", stderr=True)
         if not sample.valid:
             notice(invalid_reason(sample))
+        elif report.error:
+            notice(f"the constraint failed on other texts, which it forbids then: {report.error}")
 
     def _text(self, sample: Sample) -> None:
         if self.num_samples > 1:

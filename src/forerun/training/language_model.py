@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from .data import Batches, Micro
+from .head_loss import head_cross_entropy
 from .loop import Loop, LoopOptions, Progress
 from .losses import cross_entropy
 from .processes import process_group
@@ -69,17 +70,24 @@ class LanguageModel:
 
     def loss(self, micro: Micro) -> torch.Tensor:
         """Weighted cross-entropy in nats; position t predicts token t + 1."""
-        logits = self.logits(micro)
-        return cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])
+        targets, weights = micro.tokens[:, 1:], micro.weights[:, 1:]
+        if isinstance(self.model, LlamaForCausalLM):  # its logits are hidden @ head.T
+            hidden = self.outputs(micro, self.model.model).last_hidden_state
+            return head_cross_entropy(hidden, self.model.lm_head.weight, targets, weights)
+        return cross_entropy(self.logits(micro).float(), targets, weights)
 
     def logits(self, micro: Micro) -> Tensor:
         """Logits [rows, width - 1, V] at all tokens but the last."""
+        return self.outputs(micro, self.model).logits
+
+    def outputs(self, micro: Micro, module: Any) -> Any:
+        """What the model, or the part before its head, returns at all tokens but the last."""
         if micro.tokens.device.type == "cpu":
             self.model.set_attn_implementation(
                 "eager" if micro.tokens.shape[1] <= EAGER_WIDTH else "sdpa"
             )
         packed = {} if micro.positions is None else {"position_ids": micro.positions[:, :-1]}
-        return self.model(input_ids=micro.tokens[:, :-1], use_cache=False, **packed).logits
+        return module(input_ids=micro.tokens[:, :-1], use_cache=False, **packed)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters of the model by name; tied parameters once."""

@@ -5,7 +5,7 @@
 
 Each mode is one interleaved `forerun bench run` in a folder of --out: greedy (T = 0, one answer),
 sampled (T = 0.6, eight answers in turn), batched (eight at once). The same command resumes. Without
---peers-dir only forerun's methods run. --examples and --max-new-tokens make the suite shorter.
+--peers-dir only forerun's methods run. --examples, --max-new-tokens and --peers make a run shorter.
 
 Columns: tokens per second with prefill, tau (tokens per pass), acceptance of drafted tokens, the
 speed-up over plain decoding of the same batch size with a 95 % interval over prompts, and the mean
@@ -53,11 +53,20 @@ def command(mode: str, options: argparse.Namespace) -> list[str]:
     words += ["--model", options.model, "--data-dir", str(options.data_dir), "--dtype", "bf16"]
     words += ["--methods", options.methods, "--out", str(options.out / mode), "--texts"]
     if options.peers_dir:
-        words += ["--peers-dir", str(options.peers_dir), "--peers", ",".join(PEERS[mode])]
+        words += ["--peers-dir", str(options.peers_dir), "--peers", ",".join(peers(mode, options))]
     for name in ("examples", "max_new_tokens", "tasks"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words + (["--retry"] if options.retry else [])
+
+
+def peers(mode: str, options: argparse.Namespace) -> list[str]:
+    """The peers of a mode, or those of --peers among them."""
+    return [
+        name
+        for name in PEERS[mode]
+        if options.peers is None or name.removesuffix(":batch") in options.peers
+    ]
 
 
 def table(folder: Path) -> Iterator[str]:
@@ -129,6 +138,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the runs")
     parser.add_argument("--data-dir", type=Path, default=default, help="folder of real data")
     parser.add_argument("--peers-dir", type=Path, help="environments of the peers (`make peers`)")
+    parser.add_argument("--peers", nargs="+", choices=PEERS["greedy"], help="only these")
     parser.add_argument("--methods", default=METHODS, help="of forerun")
     parser.add_argument("--modes", nargs="+", choices=TITLES, default=list(TITLES), help="to run")
     parser.add_argument("--tasks", help="only these tasks of the suite, with commas")

@@ -9,10 +9,11 @@
    the end of each phase become a draft of their own.
 3. `forerun compress vocab-trim` of the trained draft.
 4. `forerun bench run` on the held-out half of the suite, one interleaved run for each mode: plain,
-   the draft of each phase, the trimmed one, `stand` and `auto`. With --other FOLDER, a model with
+   the draft of each phase, the trimmed one, `stand` and `auto`. With --other, a model with
    another tokenizer, also OmniDraft, TLI and SLEM with it.
 
-Without --minutes only existing drafts and --other are measured. The same command resumes.
+Without --minutes nothing is trained. The same command resumes; a finished draft is not trained
+again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +43,7 @@ from forerun.training.texts import Texts
 LONG = {"long_documents"}  # prompts that are longer than a row of training
 IN_SUITE = "sherlock"  # a text that the suite asks about
 PHASES = ("pretrain", "continue", "align")
-SIBLINGS = {"OmniDraft": "", "TLI": ",method=tli", "SLEM": ",method=slem"}
+CROSS_VOCAB = ("", ",method=tli", ",method=slem")  # OmniDraft, TLI, SLEM
 MODES = ("greedy", "sampled")
 
 
@@ -69,7 +71,9 @@ def write_prompts(options: argparse.Namespace) -> Path:
     path = options.out / "prompts.jsonl"
     if not path.exists():
         rows = [json.dumps(row) + "\n" for row in tuning_prompts(options.data_dir)]
-        path.write_text("".join(rows[: options.prompts]), encoding="utf-8")
+        rows = rows[: options.prompts]
+        random.Random(0).shuffle(rows)  # every tenth is held out: in turn, that would miss tasks
+        path.write_text("".join(rows), encoding="utf-8")
     return path
 
 
@@ -100,7 +104,8 @@ def train(options: argparse.Namespace, prompts: Path) -> None:
         state = out / "state" / f"{phase}.pt"
         if state.exists() and not (options.out / phase / "config.json").exists():
             model = AutoModelForCausalLM.from_pretrained(out)
-            model.load_state_dict(load_checkpoint(state)["parameters"], strict=False)
+            found = model.load_state_dict(load_checkpoint(state)["parameters"], strict=False)
+            assert found.missing_keys == ["lm_head.weight"] and not found.unexpected_keys  # tied
             save(model, options.out / phase, tokenizer=AutoTokenizer.from_pretrained(out))
 
 
@@ -122,7 +127,7 @@ def methods(options: argparse.Namespace) -> list[str]:
         if (options.out / name / "config.json").exists():
             names.append(f"draft_model:model={options.out / name}")
     if options.other:
-        names += [f"cross_vocab:model={options.other}{how}" for how in SIBLINGS.values()]
+        names += [f"cross_vocab:model={options.other}{how}" for how in CROSS_VOCAB]
     return [*names, "stand", "auto"]
 
 
@@ -171,7 +176,7 @@ def main() -> None:
     parser.add_argument("--answer", type=scripts.count, default=160, help="tokens at most")
     parser.add_argument("--examples", type=scripts.count, default=2, help="prompts of a task")
     parser.add_argument("--tasks", help="to compare on, with commas; all of the suite by default")
-    parser.add_argument("--other", help="folder of a model with another tokenizer")
+    parser.add_argument("--other", help="name or folder of a model with another tokenizer")
     parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES, help="to compare")
     parser.add_argument("--table", action="store_true", help="print the tables, run nothing")
     options = parser.parse_args()

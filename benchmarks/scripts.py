@@ -108,7 +108,7 @@ def _of_command(code: int) -> int:
 class Store:
     """Rows of one part by key, in a JSON file that is written after every row.
 
-    Rows made with other options are dropped.
+    Rows made with other options stay in a file *.earlier.json.
     """
 
     file: Path
@@ -120,6 +120,8 @@ class Store:
             found = json.loads(self.file.read_text())
             if found["options"] == self.options:
                 self.rows = found["rows"]
+            elif found["rows"]:
+                self.file.replace(self.file.with_suffix(".earlier.json"))
 
     def row(self, key: str, make: Callable[[], Row]) -> Row:
         """The row of a key; made and saved if it is new."""

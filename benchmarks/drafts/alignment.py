@@ -94,7 +94,7 @@ def cells(rows: list[Row]) -> list[str]:
 
 
 def goals(before: Row, found: dict[str, list[Row]]) -> str:
-    """The gates of the sheet."""
+    """Lines on the goals."""
 
     def alphas(loss: str) -> list[float]:
         return [row["acceptance"]["all"] for row in found[loss]]

@@ -129,7 +129,7 @@ def depth_table(bench: Bench, sizes: Sizes, store: Store) -> str:
             f"over the target's; speed-up: tau / (c gamma + 1) at the best gamma; "
             f"{seeds_of(sizes.seeds)}.",
             table(head, lines),
-            goal("cost of the deepest less that of the flattest", longer)
+            goal("cost of the deepest less that of the shallowest", longer)
             + f"\n- Highest modelled speed-up at depth {lines[best][0]}.",
         ]
     )

@@ -11,7 +11,7 @@ from scripts import Row
 
 from forerun.bench.metrics import STUDENT
 
-SHOWN, NOT_SHOWN = "direction of the sheet shown", "mechanism verified, effect not shown"
+SHOWN, NOT_SHOWN = "goal reached", "mechanism verified, effect not shown"
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

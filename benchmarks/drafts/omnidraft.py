@@ -110,7 +110,7 @@ def counts(bench: Bench, sizes: Sizes, noise: float, seed: int) -> Row:
     if noise:
         draft = disturbed(draft, folder / "first", noise, seed)
     prompts = prompts_of(bench, sizes.stream + sizes.texts, seed)
-    stream, texts = prompts[: -sizes.texts], prompts[-sizes.texts :]  # fewer if there are fewer
+    stream, texts = prompts[: -sizes.texts], prompts[-sizes.texts :]  # or a shorter stream
     model = forerun.load(str(bench.folder("target")), max_seqs=1)
     options = OnlineOptions(rate=RATES[noise], interval=INTERVAL)
     still = ReplaySettings(GAMMA, 1.0, TOKENS, seed, learns=False)

@@ -115,7 +115,7 @@ def test_other_prompts_under_the_same_name_are_refused(target: Path, tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         recipe(target, path).train(out, watch=kill_in("align"))
     path.write_text('{"prompt": "the dog"}\n' * 12)
-    with pytest.raises(ConfigError, match="content of prompts"):
+    with pytest.raises(ConfigError, match="SHA-256 of prompts"):
         recipe(target, path).train(out, resume=True)
 
 

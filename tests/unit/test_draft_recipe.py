@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from draft_runs import PAIRS
@@ -22,6 +23,7 @@ from forerun.training.drafts.data import read_prompts, reference_answers, runnin
 from forerun.training.drafts.distillation import DIVERGENCES, Best, Distilled, divergence
 from forerun.training.drafts.measure import frozen
 from forerun.training.losses import TopK
+from forerun.training.plans import read_budgets
 from forerun.training.recipes import draft
 from forerun.training.recipes.draft import Draft
 from forerun.training.records import read_records
@@ -165,7 +167,7 @@ def test_the_report_says_whether_the_draft_pays(target, prompts, trained, tmp_pa
     shutil.copytree(trained, out)
     one.open(out)
     one.material.read()
-    for tau, said in ((1.0, "it does not make decoding faster yet"), (3.0, "speed-up 2.31")):
+    for tau, said in ((1.0, "does not speed up decoding yet"), (3.0, "speed-up 2.31")):
         found = {"tau": tau, "tau_greedy": tau, "gamma": 3, "c": 0.1}
         monkeypatch.setattr(draft, "measured", lambda *_, found=found, **__: found)
         lines = one.report(out, json.loads((out / "draft.json").read_text()))
@@ -186,10 +188,28 @@ def test_only_a_part_of_many_held_out_answers_is_read(target, prompts, trained, 
     everything = one.material.held
     assert set(one.material.numbers[everything] % 10) == {0} and len(everything) > 4
     lengths = one.material.records.lengths()[everything]
-    monkeypatch.setattr(data, "MAX_HELD_TOKENS", int(lengths[:3].sum()))
+    most = int(np.sort(lengths)[-3:].sum())
+    monkeypatch.setattr(data, "MAX_HELD_TOKENS", most)
     one.material.read()
-    assert one.material.held.tolist() == everything[:3].tolist()
+    held = one.material.held
+    assert set(held) < set(everything) and len(held) >= 3
+    assert one.material.records.lengths()[held].sum() <= most
+    assert held.tolist() != everything[: len(held)].tolist()  # files may be sorted
     assert not set(one.material.trained) & set(everything)
+
+
+@pytest.mark.parametrize(("given", "used"), [(60.0, 600.0), (30.0, 30.0)])
+def test_a_resumed_run_keeps_its_minutes(target, prompts, tmp_path, monkeypatch, given, used):
+    """60 is the default, which a call without --minutes has."""
+
+    def stop(self: Draft, out: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Draft, "open", stop)
+    for one, how in ((600.0, False), (given, True)):
+        with pytest.raises(KeyboardInterrupt):
+            recipe(target, prompts, minutes=one).train(tmp_path, resume=how)
+    assert read_budgets(tmp_path)["minutes"] == used
 
 
 def test_losses_read_the_target_or_its_stored_rows(target, trained):

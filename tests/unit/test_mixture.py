@@ -14,6 +14,7 @@ from forerun.errors import ConfigError
 from forerun.training.data import Batches, Documents
 from forerun.training.language_model import LanguageModel
 from forerun.training.loop import Loop, LoopOptions
+from forerun.training.losses import cross_entropy
 from forerun.training.mixture import Mixture, PackedBatches, windows
 
 
@@ -89,6 +90,21 @@ def test_the_loss_of_packed_documents_is_that_of_unpacked_ones(module):
         with torch.no_grad():
             found.append(float(LanguageModel(module, batches).loss(micro)))
     assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_the_loss_is_that_of_the_logits(module):
+    """Also for the models that never make all logits; packed, with weights."""
+    batches = PackedBatches(documents(12), 10_000, accumulate=1, width=100, prompt_weight=0.5)
+    (micro,) = next(batches.steps())
+    one = LanguageModel(module, batches)
+    wanted = cross_entropy(one.logits(micro).float(), micro.tokens[:, 1:], micro.weights[:, 1:])
+    gradients = []
+    for loss in (one.loss(micro), wanted):
+        module.zero_grad()
+        loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in module.named_parameters()})
+    torch.testing.assert_close(one.loss(micro), wanted)
+    torch.testing.assert_close(*gradients)
 
 
 def test_windows_are_running_text_with_separators():

@@ -2,7 +2,7 @@
 
 N positions have N x V logits, and autograd keeps several arrays of that size: at 49,152 tokens they
 cost more time and memory than all else in a small draft. Here chunks of positions are computed in
-turn into the same buffers, gradients included (the idea of Wijmans et al., Cut Your Losses, 2024).
+turn in the same buffers, and their gradients with them (as in Liger Kernel, Hsu et al., 2024).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .loss_rows import as_weights, unmasked
 
@@ -56,7 +57,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
             p.copy_(torch.mm(x, head.T, out=out))
             ahead = p.amax(-1, keepdim=True) - p.gather(-1, label)
             torch.softmax(p, -1, out=p)
-            loss += (weight * (ahead - p.amax(-1, keepdim=True).log())).sum()  # log sum exp, faster
+            loss += (weight * (ahead - p.amax(-1, keepdim=True).log())).sum()  # max: 1 / sum
             p.scatter_add_(-1, label, torch.full_like(weight, -1.0)).mul_(weight)
             out.copy_(p)
             torch.mm(out, head, out=of_hidden[here])
@@ -65,6 +66,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_head = ctx.saved_tensors
         return of_hidden * grads[0], of_head * grads[0], None, None, None

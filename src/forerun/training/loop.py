@@ -24,6 +24,10 @@ if not TYPE_CHECKING:
     __getattr__ = renamed(__name__, Recipe="training.recipes.base.Recipe")
 
 
+class Diverged(DataError):
+    """The loss, a gradient or a weight is not finite."""
+
+
 class Trainable(Protocol):
     """Interface of the loop: batches by step number, a loss, trained parameters."""
 
@@ -145,7 +149,7 @@ class Loop:
     def gradients(self, micros: list[Micro]) -> float:
         """Computes the clipped gradients of a step; returns its loss.
 
-        Raises DataError if the loss or a gradient is not finite.
+        Raises Diverged if the loss or a gradient is not finite.
         """
         total = torch.zeros(1)
         for p in self.parameters.values():
@@ -160,13 +164,13 @@ class Loop:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         sum_gradients(total, self.parameters.values())
         if not math.isfinite(total):
-            raise DataError(
+            raise Diverged(
                 f"loss became {float(total)} at step {self.progress.step};"
                 " try a lower learning rate"
             )
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.clip)
         if not math.isfinite(norm):
-            raise DataError(
+            raise Diverged(
                 f"a gradient became {float(norm)} at step {self.progress.step};"
                 " try a lower learning rate"
             )
@@ -182,10 +186,10 @@ class Loop:
     def save(self) -> None:
         """Writes the checkpoint, if it has a path (first process only).
 
-        Raises DataError if weights are not finite; the earlier checkpoint stays.
+        Raises Diverged if weights are not finite; the earlier checkpoint stays.
         """
         if not all(bool(p.isfinite().all()) for p in self.parameters.values()):
-            raise DataError(
+            raise Diverged(
                 f"weights are not finite after step {self.progress.step}; try a lower learning rate"
             )
         if self.checkpoint is not None and is_first_process():

@@ -93,6 +93,15 @@ def read_plan(folder: Path) -> dict[str, Any]:
         ) from error
 
 
+def read_budgets(folder: Path) -> dict[str, Any]:
+    """What the last run in a folder was given of the options that may change."""
+    try:
+        found = json.loads((folder / NAME).read_text()).get("budgets", {})
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def check_plan(folder: Path, wanted: dict[str, Any]) -> None:
     """Raises ConfigError for the first setting that differs from the folder's plan.
 

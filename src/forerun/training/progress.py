@@ -30,7 +30,7 @@ def silent(title: str, share: float, note: str) -> None:
 def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
     """A callback (done, total) that reports progress with the estimated time left.
 
-    The rate is that after the first report with something done, which includes compiling.
+    The first work that is reported is not in the rate: it includes compilation.
     """
     marks = list[tuple[int, float]]()  # done and time at the first two reports
 

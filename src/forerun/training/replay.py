@@ -17,7 +17,7 @@ from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import ConfigError, DataError
 from forerun.training.checkpoints import load_checkpoint, save_state
 from forerun.training.corrections import RequestStats
-from forerun.training.drafts.data import prompt_ids
+from forerun.training.drafts.data import fits_context, prompt_ids
 from forerun.training.online import OnlineLearner
 from forerun.training.online_state import restore, state_of
 from forerun.training.progress import Watch, counted, silent
@@ -131,7 +131,8 @@ class Replay:
         if state["num_done"] > len(self.requests):
             raise DataError(
                 f"{path} has learned from {state['num_done']} requests, and there are only "
-                f"{len(self.requests)} now; give the whole file and as many --num-requests"
+                f"{len(self.requests)} now; restore the traffic file, or raise "
+                f"--num-requests to at least {state['num_done']}"
             )
         if state["requests"] != self._hash(state["num_done"]):
             raise DataError(
@@ -192,13 +193,14 @@ def fitting(requests: Many[Request], model: Model) -> list[Request]:
 
     Raises ConfigError if none fits.
     """
-    context = model.target.context
-    found = [r for r in requests if len(prompt_ids(model, r.prompt)) < context]
+    found = [r for r in requests if fits_context(model, r.prompt)]
     if num := len(requests) - len(found):
         log.warning(
             f"{num} of {len(requests)} requests are left out: their prompts do not fit the "
-            f"target's context of {context} tokens"
+            f"target's context of {model.target.context} tokens"
         )
     if not found:
-        raise ConfigError(f"no prompt fits the context of {context} tokens; give shorter ones")
+        raise ConfigError(
+            f"no prompt fits the context of {model.target.context} tokens; give shorter ones"
+        )
     return found

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from forerun.core.modelled_speedup import speedup
 from forerun.training.data import Documents
+from forerun.training.drafts.data import COLUMNS
 from forerun.training.plans import read_plan
 
 COSTS = ("step", "tokens", "seconds")  # of the training of a phase
@@ -36,7 +38,7 @@ def draft_card(
     """The README of a draft. facts: shape, training, stages, best, tau, tau_greedy, gamma, c."""
     made, shape = read_plan(out / "data"), facts["shape"]
     size, best = shape["size"], facts["best"]
-    domains = [k for k in best if k not in ("file", "phase", "step", "all", "greedy")]
+    domains = [k for k in best if k not in COLUMNS | {"all"}]
     columns = ["all", "greedy", *domains]
     rows = [*facts["stages"].items(), (f"kept ({best['phase']}, step {best['step']})", best)]
     lines = [f"| {name} | " + " | ".join(f"{r[c]:.3f}" for c in columns) + " |" for name, r in rows]
@@ -55,7 +57,7 @@ def draft_card(
         rule="---:|" * len(columns),
         table="\n".join(lines),
         **{name: sum(one[name] for one in facts["training"].values()) for name in COSTS},
-        modelled=facts["tau"] / (facts["c"] * facts["gamma"] + 1),
+        modelled=speedup(facts["tau"], facts["gamma"], facts["c"]),
     )
 
 

@@ -24,6 +24,7 @@ from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.generate import generate_records, temperatures
 from forerun.training.live import LiveBatches, draw_from_module
 from forerun.training.mixture import PackedBatches, windows
+from forerun.training.processes import is_first_process
 from forerun.training.progress import Watch, silent
 from forerun.training.records import read_records
 from forerun.utils.files import read_lines
@@ -62,7 +63,7 @@ class DraftData:
     micro_tokens: int = 4096
     micro_batches: int = 2  # per step
     seed: int = 0
-    _texts: dict[Path, Documents] = field(default_factory=dict)
+    _texts: dict[Path, Documents] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.ids = [prompt_ids(self.target, prompt.text) for prompt in self.prompts]
@@ -81,15 +82,15 @@ class DraftData:
         self.records = read_records(self.folder, self.target)
         self.numbers = self.records.numbers
         assert self.numbers is not None
-        held = np.flatnonzero(self.numbers % HELD_OUT == 0)
+        held = _mixed(np.flatnonzero(self.numbers % HELD_OUT == 0))
         few = np.cumsum(self.records.lengths()[held]) <= MAX_HELD_TOKENS
-        self.held = held[few] if few.any() else held[:1]
+        self.held = np.sort(held[few] if few.any() else held[:1])
         self.trained = np.flatnonzero(self.numbers % HELD_OUT)
 
     @property
     def held_prompts(self) -> list[list[int]]:
-        """Token ids of the held-out prompts."""
-        return self.ids[::HELD_OUT]
+        """Token ids of the held-out prompts, in random order."""
+        return [self.ids[i] for i in _mixed(np.arange(0, len(self.ids), HELD_OUT))]
 
     def acceptance(self, draft: Any, teacher: Any) -> dict[str, float]:
         """Held-out acceptance of a draft in training, all and by domain."""
@@ -164,13 +165,13 @@ def read_prompts(path: Path | None, num: int, model: Model) -> list[Prompt]:
         return [Prompt(e.prompt, e.reference, f"level {e.level}") for e in examples]
     found, left_out = list[Prompt](), list[int]()
     for number, prompt in _lines(path):
-        if len(found) == num:
-            break
-        if len(prompt_ids(model, prompt.text)) < model.target.context:
+        if fits_context(model, prompt.text):
             found.append(prompt)
         else:
             left_out.append(number)
-    if left_out:
+        if len(found) == num:
+            break
+    if left_out and is_first_process():
         log.warning(
             f"{path}: {len(left_out)} prompts are left out, the first in line {left_out[0]}: they "
             f"do not fit the target's context of {model.target.context} tokens"
@@ -181,6 +182,11 @@ def read_prompts(path: Path | None, num: int, model: Model) -> list[Prompt]:
             "for evaluation"
         )
     return found
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """The numbers in a fixed random order: prompts may be sorted by domain."""
+    return np.random.default_rng(0).permutation(numbers)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Prompt]]:
@@ -222,6 +228,11 @@ def prompt_ids(model: Model, text: str) -> list[int]:
     except ModelError:
         made = text
     return model.tokenizer.encode(made) if isinstance(made, str) else list(made)
+
+
+def fits_context(model: Model, text: str) -> bool:
+    """Whether a prompt leaves room for an answer in the target's context."""
+    return len(prompt_ids(model, text)) < model.target.context
 
 
 def reference_answers(model: Model, prompts: list[Prompt], max_tokens: int) -> Documents:

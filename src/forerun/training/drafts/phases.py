@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from forerun.errors import DataError
 from forerun.training.data import Batches
 from forerun.training.drafts.data import DraftData
 from forerun.training.drafts.distillation import TEXT, Best, Distilled, divergence
-from forerun.training.loop import Loop, LoopOptions, Progress
+from forerun.training.loop import Diverged, Loop, LoopOptions, Progress
 from forerun.training.mixture import Mixture
 from forerun.training.processes import is_first_process
 from forerun.training.progress import Watch, step_note
@@ -151,11 +150,11 @@ class Trainer:
         begins = not loop.progress.step
         try:
             return loop.run()
-        except DataError as error:
-            raise DataError(f"phase {phase.name}: {error}{self.advice(phase, begins)}") from error
+        except Diverged as error:
+            raise Diverged(f"phase {phase.name}: {error}{self.advice(phase, begins)}") from error
 
     def advice(self, phase: Phase, begins: bool) -> str:
-        """What helps if not only this phase diverged: its first steps had the weights before it."""
+        """How to repeat earlier phases, if this one failed before its first checkpoint."""
         before = [path.name for path in self.state.glob("*.pt") if path != self.checkpoint(phase)]
         if not begins or not before:
             return ""

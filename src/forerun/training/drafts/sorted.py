@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.training.data import Batches, Micro
+from forerun.training.head_loss import head_cross_entropy
 from forerun.training.language_model import LanguageModel
-from forerun.training.losses import cross_entropy
 
 
 class SortedModel(LanguageModel):
@@ -26,18 +26,14 @@ class SortedModel(LanguageModel):
 
     def loss(self, micro: Micro) -> Tensor:
         """Mean over the exits of the weighted cross-entropy; one forward pass serves all."""
+        inner, head = self.model.model, self.model.lm_head.weight
         with inputs_of(self.model) as rows:
-            last = self.logits(micro)
+            last = self.outputs(micro, inner).last_hidden_state
         targets, weights, found = micro.tokens[:, 1:], micro.weights[:, 1:], []
         for depth in self.exits:
-            logits = last if depth == len(rows) else self.exit_logits(rows[depth])
-            found.append(cross_entropy(logits.float(), targets, weights))
+            hidden = last if depth == len(rows) else inner.norm(rows[depth])
+            found.append(head_cross_entropy(hidden, head, targets, weights))
         return torch.stack(found).mean()
-
-    def exit_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of an exit from the residual stream after its last layer."""
-        inner = self.model.model
-        return self.model.lm_head(inner.norm(hidden))
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Draft(Recipe):
     top_k: number of target probabilities to store per token; 0 computes the target in every step.
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
     minutes: training time of all phases; answers, probes (up to a twentieth for each shape) and
-    measurements come on top.
+    measurements come on top. A resumed run keeps its own unless another is given.
     max_steps: maximum number of steps of all phases.
     probe_steps: maximum number of steps before a shape is judged.
     micro_tokens: padded tokens per micro-batch.
@@ -148,6 +148,8 @@ class Draft(Recipe):
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
         choose_device(self.device)  # raises ConfigError if torch finds no GPU
         check_shares(self.micro_batches, self.processes)
+        if resume and self.minutes == type(self).minutes:  # not given
+            self.minutes = plans.read_budgets(out).get("minutes", self.minutes)
         state = out / "state"
         is_trained = any(state.glob("*.pt")) or (out / "config.json").exists()
         plans.begin(out, self, is_trained=is_trained, resume=resume)
@@ -191,7 +193,7 @@ class Draft(Recipe):
         )
 
     def check(self) -> None:
-        """Raises an error for options that only the later, longer parts would find wrong."""
+        """Checks shapes, texts and reference answers before the long work."""
         self.sizes()
         for path in filter(None, (self.corpus, self.code)):
             self.material.running(path)
@@ -201,7 +203,7 @@ class Draft(Recipe):
     def fixed(self) -> dict[str, Any]:
         if self.prompts is None:
             return {}
-        return {"content of prompts": content_hash(self.prompts)}
+        return {"SHA-256 of prompts": content_hash(self.prompts)}
 
     def sizes(self) -> list[Size]:
         """The shapes to choose from. Raises ConfigError if none fits the share."""
@@ -275,8 +277,8 @@ class Draft(Recipe):
         ]
         if gain <= 1:
             lines.append(
-                "it does not make decoding faster yet; train longer (--resume --minutes), or use a "
-                "smaller --share"
+                "this draft does not speed up decoding yet; train it longer (--resume --minutes "
+                "N), or start one with a smaller --share"
             )
         return lines
 

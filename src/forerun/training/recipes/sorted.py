@@ -74,7 +74,8 @@ class Sorted(LoopRecipe):
         depths = list(self.exits)
         if not depths or depths[0] < 1 or depths != sorted(set(depths)):
             raise ConfigError(
-                f"exits must be depths in ascending order from 1 on, got {depths}; e.g. 2, 4, 6"
+                f"exits must be depths in ascending order from 1 on, got {depths}; e.g. "
+                "--exits 2 --exits 4 --exits 6"
             )
 
     def fixed(self) -> dict[str, Any]:

@@ -138,8 +138,8 @@ def block_table(blocks: dict[str, list[Row]], sizes: Sizes) -> str:
     return (
         "Acceptance (mean over tried positions of a request, then over requests) in a stream of "
         f"four blocks of {sizes.requests} requests, temperature 1, drafts of "
-        f"{GAMMA}, rate {RATE:g}; the draft was pre-trained on another book; {seeds_of(sizes.seeds)}.\n\n"
-        + table(["updates", "part of block", *STREAM], lines)
+        f"{GAMMA}, rate {RATE:g}; the draft was pre-trained on another book; "
+        f"{seeds_of(sizes.seeds)}.\n\n" + table(["updates", "part of block", *STREAM], lines)
     )
 
 

@@ -52,6 +52,7 @@ setup(
                     "attend",
                     "decoder",
                     "memory",
+                    "top_probs",
                 )
             ],
             # OpenMP's functions are found at run time in the library that torch has loaded

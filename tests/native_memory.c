@@ -6,7 +6,8 @@
 
    All instruction sets that the processor has take part; the one that valgrind plays has AVX2 at
    most. Sizes and contents are drawn from a seed. Products are compared with sums of integers, which
-   floats hold exactly; passes with themselves: on other threads, in one piece, a row alone.
+   floats hold exactly; passes with themselves: on other threads, in one piece, a row alone; the
+   largest probabilities with a plain search.
 
    usage: native_memory heap|pages [passes for each instruction set] [seed] */
 
@@ -25,6 +26,8 @@ int64_t forerun_read(int64_t, const int32_t *, int64_t, int64_t, int64_t);
 void forerun_pass(int64_t, const Model *, const Pass *, const int64_t *, int64_t *);
 void forerun_product(int64_t, const Linear *, const void *, int64_t, int64_t, float *, int64_t,
                      void *, int64_t, int64_t, int64_t);
+void forerun_top_probs(int64_t, const float *const *, int64_t, int64_t, int64_t, float *, int32_t *,
+                       float *, int64_t);
 
 #define DENSITY 64.0f /* numbers are whole multiples of 1 / DENSITY: exact in every type */
 #define MOST_BUFFERS 256
@@ -362,6 +365,37 @@ static void check_read(int64_t level) {
     drop_all();
 }
 
+/* Rows with many ties: the right ids in their order, and probabilities that a plain sum gives. */
+static void check_top_probs(int64_t level) {
+    const int64_t n = 1 + draw(3), num = 1 + draw(12);
+    const int64_t vocab = PICK(1 + draw(100), TOP_BLOCK, 1 + draw(4000), TOP_SPAN + draw(20000));
+    const float **rows = take(n * (int64_t)sizeof(float *));
+    for (int64_t r = 0; r < n; r++) rows[r] = numbers(vocab, F32, 9 * DENSITY);
+    const int64_t blocks = up_to(vocab, TOP_BLOCK) / TOP_BLOCK;
+    const int64_t spans = up_to(vocab, TOP_SPAN) / TOP_SPAN;
+    float *probs = take(4 * n * num), *scratch = take(4 * n * (blocks + 2 * spans));
+    int32_t *ids = take(4 * n * num);
+    forerun_top_probs(level, rows, n, vocab, num, scratch, ids, probs, 1 + draw(3));
+    for (int64_t r = 0; r < n; r++) {
+        const float *x = rows[r];
+        double total = 0;
+        for (int64_t i = 0; i < vocab; i++) total += exp(x[i]);
+        for (int64_t k = 0, last = -1; k < num; k++) {
+            int64_t best = -1; /* the next one in the order: largest first, then by id */
+            for (int64_t i = 0; i < vocab; i++) {
+                const int is_later = last < 0 || x[i] < x[last] || (x[i] == x[last] && i > last);
+                if (is_later && (best < 0 || x[i] > x[best])) best = i;
+            }
+            const double want = k < vocab ? exp(x[best]) / total : 0, got = probs[r * num + k];
+            CHECK(ids[r * num + k] == (k < vocab ? best : 0) && fabs(got - want) <= 1e-5 * want,
+                  "entry %lld of %lld is token %d, %g instead of %lld, %g\n", (long long)k,
+                  (long long)vocab, ids[r * num + k], got, (long long)best, want);
+            last = best;
+        }
+    }
+    drop_all();
+}
+
 int main(int count, char **given) {
     has_pages = count > 1 && !strcmp(given[1], "pages");
     CHECK(has_pages || (count > 1 && !strcmp(given[1], "heap")),
@@ -373,6 +407,7 @@ int main(int count, char **given) {
         for (int64_t i = 0; i < 4 * passes; i++) check_product(level);
         for (int64_t i = 0; i < passes; i++) check_pass(level);
         for (int64_t i = 0; i < 8; i++) check_read(level);
+        for (int64_t i = 0; i < passes; i++) check_top_probs(level);
         printf("%s: %lld products and %lld decoders right, on %s\n", names[level],
                (long long)(4 * passes), (long long)passes, given[1]);
         fflush(stdout);

@@ -15,6 +15,7 @@ from forerun.ngrams.tables.logits import table as memory
 from forerun.ngrams.tables.logits.kernels import NOTHING, Temper
 from forerun.ngrams.tables.logits.table import LogitMemory, context_lengths, warm_up
 from forerun.ngrams.tables.logits.top_k import select_above, select_top
+from forerun.ngrams.tables.logits.top_probs import largest
 
 BOB, MARY, TOM, SUE = range(4)
 
@@ -364,7 +365,7 @@ def test_a_law_without_any_token_is_never_learned(empty: float) -> None:
     memory.update([1, 2], [3, 4], [empty, empty])
     laws = np.full((3, 20), empty, np.float32)
     laws[1, 7] = 1.0
-    memory.follow([1, 2, 3, 4], 2, laws)
+    memory.follow([1, 2, 3, 4], 2, *largest(laws, memory.entries))
     assert as_dict(memory, [1, 2]) == known and as_dict(memory, [1, 2, 3]) == {7: 1.0}
     assert memory.lookup([2, 3, 4]) is None and len(memory) == 4  # [1 2], [2], [2 3], [3]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
-
 from forerun.core.records import Sequence, Snapshot
 from forerun.core.scopes import LASTING_SCOPES, kept_key, keys_of
 from forerun.errors import ConfigError
@@ -64,15 +62,9 @@ class ScopedMemories:
         """Drops the memories of a group, or of a tenant."""
         self._pool.forget(group)
 
-    def teach(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
-        """`Memories.learn`."""
-        self._pool.learn(memory, tokens, before, laws)
-
-    def enlarge(self, memory: LogitMemory, num_nodes: int) -> None:
-        """Makes room for the contexts of `num_nodes` nodes, also in the fallback memory."""
-        for one in (memory.fallback, memory):
-            if one is not None:
-                self._pool.enlarge(one, num_nodes * len(one.lengths))
+    def enlarge(self, memory: LogitMemory, num_rows: int) -> None:
+        """`Memories.enlarge_for`."""
+        self._pool.enlarge_for(memory, num_rows)
 
     def keep(self, tenant: str) -> None:
         """`Persistent.keep`."""

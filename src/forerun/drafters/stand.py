@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
+from itertools import chain
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -21,11 +22,10 @@ import numpy as np
 from forerun.core.allowed import AllowedTokens
 from forerun.core.dice import Dice, SeededDice
 from forerun.core.growing import Grower, Path, Source
-from forerun.core.logits import TargetProbs
 from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Target, name_of
-from forerun.core.sampling import softmax, to_probs
+from forerun.core.sampling import to_probs
 from forerun.core.scopes import SCOPES
 from forerun.core.tree import POINT, Proposal, Tree, points
 from forerun.core.tree_template import DEFAULT, Template
@@ -41,6 +41,7 @@ from forerun.ngrams.tables.logits.kernels import Temper
 from forerun.ngrams.tables.logits.pool import in_bytes
 from forerun.ngrams.tables.logits.prompt_logits import prompt_rows
 from forerun.ngrams.tables.logits.table import NEUTRAL, LogitMemory, warm_up
+from forerun.ngrams.tables.logits.top_probs import largest, top_probs
 from forerun.registry import File
 
 _CHOICES = {
@@ -156,11 +157,15 @@ class Stand(PerSequence, Persistent):
         return tree
 
     def observe(self, step: Step) -> None:
-        for i, (seq, tree) in enumerate(zip(step.seqs, step.trees, strict=True)):
-            memory = self.memory(seq)
+        for seq, tree, verdict in zip(step.seqs, step.trees, step.verdicts, strict=True):
             if len(tree):
-                self._count(memory, tree, step.verdicts[i].nodes)
-            self._learn(memory, step, i)
+                self._count(self.memory(seq), tree, verdict.nodes)
+        for i, (ids, probs) in self._entries(step).items():
+            seq, start, memory = step.seqs[i], step.start(i), self.memory(step.seqs[i])
+            root = memory.context(seq.tokens[max(0, start - memory.longest) : start])
+            nodes = np.array(step.visited(i), np.int32)
+            self._memories.enlarge(memory, len(nodes))
+            memory.learn(root, step.trees[i], nodes, ids, probs)
 
     def memory_report(self) -> dict[str, int]:
         return {"logit memory": self._memories.nbytes}
@@ -208,37 +213,35 @@ class Stand(PerSequence, Persistent):
             is_drawn = tree.laws.item(own) != POINT
             memory.acceptance[is_drawn].learn(tree.parents, cells, accepted)
 
-    def _learn(self, memory: LogitMemory, step: Step, i: int) -> None:
-        """Stores the distributions at the visited nodes of sequence i."""
-        seq, laws, nodes, start = step.seqs[i], step.laws[i], step.visited(i), step.start(i)
-        if not nodes:
-            return
-        if laws.top_entries is None:
-            self._memories.teach(memory, seq.tokens, start, self._rows(seq, laws, nodes))
-            return
-        is_raw, root = self._learns_model(seq), memory.context(seq.tokens[:start])
-        ids, probs = laws.top_entries.entries(nodes, self.entries, is_raw=is_raw)
-        self._memories.enlarge(memory, len(nodes))
-        memory.learn(root, step.trees[i], np.array(nodes, np.int32), ids, probs)
-
-    def _rows(self, seq: Sequence, laws: TargetProbs, nodes: list[int]) -> np.ndarray:
-        """The distributions [n, V] to store for nodes."""
-        is_raw = self._learns_model(seq)
-        found = list(map(laws.logits, nodes)) if is_raw else laws.at(nodes)
-        if isinstance(found, np.ndarray):
-            return found
-        rows = np.empty((len(nodes), len(found[0])), found[0].dtype)
-        for row, given in zip(rows, found, strict=True):
-            row[:] = softmax(given) if is_raw else given
-        return rows
+    def _entries(self, step: Step) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """The largest probabilities at the visited nodes of sequence i: i -> ids, probs [n, K]."""
+        found, logits = {}, {}
+        for i, (seq, laws) in enumerate(zip(step.seqs, step.laws, strict=True)):
+            nodes, is_raw = step.visited(i), self._learns_model(seq)
+            if not nodes:
+                continue
+            if laws.top_entries is not None:
+                found[i] = laws.top_entries.entries(nodes, self.entries, is_raw=is_raw)
+            elif is_raw:
+                logits[i] = list(map(laws.logits, nodes))
+            else:
+                found[i] = largest(laws.at(nodes), self.entries)
+        if logits:  # one call for all sequences
+            ids, probs = top_probs(list(chain.from_iterable(logits.values())), self.entries)
+            ends = np.cumsum(list(map(len, logits.values())))[:-1]
+            found |= zip(
+                logits, zip(np.split(ids, ends), np.split(probs, ends), strict=True), strict=True
+            )
+        return dict(sorted(found.items()))
 
     def _seed(self, seq: Sequence) -> None:
         """Learns at all prompt positions but the last, which the first step covers."""
         is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, rows in prompt_rows(self._target, seq):
-            for row in rows:  # in place
-                row[:] = softmax(row) if is_raw else to_probs(row, seq.sampling)
-            self._memories.teach(memory, seq.tokens, at, rows)
+            self._memories.enlarge(memory, len(rows))
+            find = top_probs if is_raw else largest
+            laws = rows if is_raw else [to_probs(row, seq.sampling) for row in rows]
+            memory.follow(seq.tokens, at, *find(laws, self.entries))
 
     def _copy(self, seq: Sequence) -> None:
         """Learns every prompt token but the first, with probability 1 after the tokens before.

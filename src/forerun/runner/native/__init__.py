@@ -43,15 +43,15 @@ def kernels() -> Kernels:
     try:
         library = ctypes.CDLL(str(path))
         made_for = library.forerun_layout
+        functions = {name: getattr(library, name) for name in layout.SIGNATURES}
     except (OSError, AttributeError) as error:
         return Kernels(None, 0, f"{path.name} cannot be loaded ({error}); install forerun again")
     made_for.restype = ctypes.c_int64
     if made_for() != layout.fingerprint():
         return Kernels(None, 0, f"{path.name} is of another version; install forerun again")
     library.forerun_level.restype = ctypes.c_int64
-    for name, types in layout.SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+    for name, function in functions.items():
+        function.argtypes, function.restype = layout.SIGNATURES[name], None
     best = library.forerun_level()
     if best == 0:
         return Kernels(library, 0, "this processor has no AVX2, and NEON kernels are missing")

@@ -15,6 +15,8 @@
 
 #include "memory.h"
 
+#include "top_probs.h"
+
 #undef WIDTH
 #undef VECS
 #undef GATHERED

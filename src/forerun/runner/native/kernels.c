@@ -136,3 +136,9 @@ int64_t forerun_read(int64_t level, const int32_t *words, int64_t n, int64_t num
     return 0;
 #endif
 }
+
+void forerun_top_probs(int64_t level, const float *const *rows, int64_t n, int64_t vocab,
+                       int64_t num, float *scratch, int32_t *ids, float *probs,
+                       int64_t num_threads) {
+    CALL(level, top_probs, rows, n, vocab, num, scratch, ids, probs, num_threads);
+}

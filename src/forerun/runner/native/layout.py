@@ -7,6 +7,7 @@ from ctypes import POINTER, c_double, c_int64, c_void_p
 
 F32, BF16, F16, BF16_PAIRS, INT8, INT8_PAIRS = range(6)  # number formats
 LANES, GROUP, CHUNK, RUN, STATE = 16, 64, 256, 1024, 2
+TOP_BLOCK, TOP_SPAN = 1024, 8192
 MOST_DIM, MOST_FOLD = 256, 64
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 QK_NORMS = ("", "head", "width")
@@ -101,6 +102,13 @@ SIGNATURES: dict[str, list[type]] = {
         c_void_p,
         c_int64,
         c_int64,
+        c_int64,
+    ],
+    "forerun_top_probs": [
+        c_int64,
+        c_void_p,
+        *[c_int64] * 3,
+        *[c_void_p] * 3,
         c_int64,
     ],
 }

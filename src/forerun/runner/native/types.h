@@ -14,6 +14,8 @@ enum { NO_QK_NORM = 0, HEAD_QK_NORM = 1, WIDTH_QK_NORM = 2 };
 #define QUERIES 64              /* that a piece of attention takes along, or all of one head */
 #define CHUNK 256               /* positions that one softmax runs over before it is merged */
 #define RUN (4 * CHUNK)         /* positions that are merged before they are merged with others */
+#define TOP_BLOCK 1024          /* logits of which the largest is kept */
+#define TOP_SPAN 8192           /* logits that a thread takes at a time: 32 KB */
 
 #define LOG2E 1.44269504f
 #define TAKES_PAIRS(kind) ((kind) == BF16_PAIRS || (kind) == INT8_PAIRS) /* inputs are bf16 */

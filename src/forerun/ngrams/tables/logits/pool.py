@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
-import numpy as np
-
 from forerun.core.records import Sequence
 from forerun.core.scopes import near_group
 from forerun.errors import ConfigError
@@ -91,13 +89,11 @@ class Memories:
             self._users[key] = users
         return self[key]
 
-    def learn(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
-        """`LogitMemory.follow`, after enlarging the memory and its fallback."""
-        num_new = len(laws) * len(memory.lengths)
+    def enlarge_for(self, memory: LogitMemory, num_rows: int) -> None:
+        """Enlarges a memory and its fallback for the contexts of `num_rows` distributions."""
         for one in (memory.fallback, memory):
-            if one is not None and one.growth(num_new):
-                self.enlarge(one, num_new)
-        memory.follow(tokens, before, laws)
+            if one is not None:
+                self.enlarge(one, num_rows * len(one.lengths))
 
     def enlarge(self, memory: LogitMemory, num_new: int) -> None:
         """Enlarges a memory for `num_new` more contexts, within the budget."""

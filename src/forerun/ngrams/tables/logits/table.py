@@ -19,13 +19,12 @@ import numpy as np
 
 from forerun.core.acceptance_prior import AcceptanceCounts
 from forerun.core.records import Plan
-from forerun.core.tree import EMPTY, Proposal, Tree
+from forerun.core.tree import EMPTY, Proposal, Tree, chain
 from forerun.core.tree_template import Shape, grid
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits import draft_dynamic, draft_template, kernels, serialize
-from forerun.ngrams.tables.logits import update as learning
 from forerun.ngrams.tables.logits.kernels import NOTHING, Table, Temper, new_table
-from forerun.ngrams.tables.logits.top_k import select_rows
+from forerun.ngrams.tables.logits.top_k import select_top
 
 MAX_LOAD = 0.6  # share of used slots
 FIRST_SLOTS = 1024
@@ -65,7 +64,6 @@ class LogitMemory:
         self.evicted = 0  # contexts dropped so far
         self.observed = 0  # distributions learned so far
         self._size = 0
-        self._vocab, self._learn_space = 0, learning.new_workspace(self.longest, entries, 0)
         self._nodes, self._grow_space = 0, draft_dynamic.new_workspace(0, entries, self.longest)
 
     def __len__(self) -> int:
@@ -188,32 +186,14 @@ class LogitMemory:
                 top_probs[start:stop],
             )
 
-    def follow(self, tokens: list[int], before: int, laws: np.ndarray) -> None:
-        """Learns distributions [n, V] after tokens[:before], tokens[: before + 1] and so on.
-
-        Equals `learn` with the largest entries of each.
-        """
-        if self.fallback is not None:
-            self.fallback.follow(tokens, before, laws)
-        num, vocab = len(laws), laws.shape[1]
-        above = tokens[max(0, before - self.longest) : before + num - 1]
-        if before < self.longest:
-            above = [-1] * (self.longest - before) + above
-        text = np.array(above, np.int32)
-        if vocab != self._vocab:
-            self._vocab = vocab
-            self._learn_space = learning.new_workspace(self.longest, self.entries, vocab)
-        self._tick(num)
-        if not self.growth(num * len(self.lengths)):
-            self._average(text, laws)
-            return
-        for start, stop in self._parts(num):
-            self._average(text[start : stop + self.longest - 1], laws[start:stop])
-
-    def _average(self, text: np.ndarray, laws: np.ndarray) -> None:
-        self._size += learning.follow(
-            *self.table, self.lengths, self.clock, text, laws, self._learn_space
-        )
+    def follow(
+        self, tokens: list[int], before: int, top_ids: np.ndarray, top_probs: np.ndarray
+    ) -> None:
+        """`learn` of rows [n, K], n >= 1, after tokens[:before], tokens[: before + 1] and so on."""
+        num = len(top_ids)
+        root = self.context(tokens[max(0, before - self.longest) : before])
+        nodes = np.arange(-1, num - 1, dtype=np.int32)
+        self.learn(root, chain(tokens[before : before + num - 1]), nodes, top_ids, top_probs)
 
     def _tick(self, num: int) -> None:
         """Advances the clock for `num` distributions; a memory uses the clock of its fallback."""
@@ -304,9 +284,7 @@ def warm_up() -> None:
     memory = LogitMemory(entries=2)
     for dtype in (np.float32, np.float64):
         ids, probs = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32)
-        laws = np.array([[0.25, 0.75]], dtype)
-        select_rows(laws, ids, probs)
-        memory.follow([1, 2], 2, laws)
+        select_top(np.array([0.25, 0.75], dtype), ids[0], probs[0])
     root = memory.context([1, 2])
     memory.learn(root, EMPTY, np.array([-1], np.int32), ids, probs)
     memory.lookup([1, 2])

@@ -1,4 +1,4 @@
-"""Numba kernels for the largest entries of rows of probabilities or logits."""
+"""Numba kernels for the largest entries of a row of probabilities or logits."""
 
 from __future__ import annotations
 
@@ -36,13 +36,6 @@ def largest_of(part: np.ndarray, lanes: np.ndarray) -> Any:
             lanes[j] = lanes[j + half] if lanes[j + half] > lanes[j] else lanes[j]
         half //= 2
     return lanes[0]
-
-
-@compiled
-def select_rows(rows: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
-    """`select_top` of every row of [n, V]; ids and probs [n, K]."""
-    for i in range(len(rows)):
-        select_top(rows[i], ids[i], probs[i])
 
 
 @compiled

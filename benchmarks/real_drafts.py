@@ -37,8 +37,8 @@ from forerun.bench.suite_examples import half_of, questions
 from forerun.tasks import get_task
 from forerun.tasks.base import Example
 from forerun.training.checkpoints import load_checkpoint
+from forerun.training.data.texts import Texts
 from forerun.training.export import save
-from forerun.training.texts import Texts
 
 LONG = {"long_documents"}  # prompts that are longer than a row of training
 IN_SUITE = "sherlock"  # a text that the suite asks about

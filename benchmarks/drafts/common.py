@@ -26,7 +26,8 @@ from forerun.api import Model
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
-from forerun.training.data import Documents, joined
+from forerun.training.data.documents import Documents, joined
+from forerun.training.data.texts import Texts
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.data import GRID, DraftData, Prompt
 from forerun.training.drafts.measure import frozen
@@ -35,7 +36,6 @@ from forerun.training.export import save
 from forerun.training.language_model import build_model
 from forerun.training.progress import silent
 from forerun.training.recipes.workbench import MODELS
-from forerun.training.texts import Texts
 
 CORPORA = {"prose": "*.txt.gz", "code": "*.tar.gz"}  # in the folder corpora of the data
 DOMAINS = (*CORPORA, "questions")

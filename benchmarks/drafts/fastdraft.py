@@ -18,12 +18,12 @@ from scripts import Row, Store, table
 from drafts.common import DOMAINS, Bench, PartSizes
 from drafts.figures import cell, goal, seeds_of
 from forerun.engine.cost.forward import one_row_seconds
+from forerun.training.data.mixture import Mixture
 from forerun.training.drafts.distillation import TEXT, Distilled
 from forerun.training.drafts.phases import CODE_SHARE, THREE, Budget, Phase, Texts
 from forerun.training.drafts.shapes import candidates, num_parameters, rated, step_seconds
 from forerun.training.language_model import Size
 from forerun.training.loop import Loop
-from forerun.training.mixture import Mixture
 from forerun.training.progress import silent
 
 MICRO = 2048  # tokens per micro-batch

@@ -37,11 +37,11 @@ from forerun.api import Model
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.cross_vocab import CrossVocab
 from forerun.drafters.online import ONE_CLASS, Online
+from forerun.training.data.texts import Texts
 from forerun.training.export import save
-from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
-from forerun.training.replay import Labels, Replay, ReplaySettings, Request
-from forerun.training.texts import Texts
-from forerun.training.translated import objective_for
+from forerun.training.online.learner import OnlineLearner, OnlineOptions, draft_module
+from forerun.training.online.replay import Labels, Replay, ReplaySettings, Request
+from forerun.training.online.translated import objective_for
 
 ARMS = "direct", "cache", "distilled", "tli", "slem"
 PIECE, PROMPT = 256, 32  # tokens

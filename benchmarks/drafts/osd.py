@@ -19,8 +19,8 @@ from scripts import Row, table
 
 from drafts.common import ANSWER, PROMPT, Bench, PartSizes, questions
 from drafts.figures import cell, goal, seeds_of
+from forerun.training.data.texts import Texts
 from forerun.training.recipes.online import RESULTS, OnlineDraft
-from forerun.training.texts import Texts
 
 FIFTH = "don_quixote_pg996"  # what the draft is pre-trained on
 NAMES = {"tinyshakespeare": "plays", "python_code": "code", "sherlock": "stories"}

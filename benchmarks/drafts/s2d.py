@@ -20,7 +20,7 @@ from forerun.api import Model
 from forerun.core.modelled_speedup import best_gamma
 from forerun.drafters._sub_model import rated_exits, sub_runners
 from forerun.models.draft_link import load_draft
-from forerun.training.data import Batches
+from forerun.training.data.documents import Batches
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.data import MAX_TEXT_TOKENS, running_text
 from forerun.training.drafts.measure import frozen

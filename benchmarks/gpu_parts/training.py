@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from forerun.bench.hardware_limits import product_rate
-from forerun.training.data import Batches, Documents
+from forerun.training.data.documents import Batches, Documents
 from forerun.training.language_model import LanguageModel, Size
 from forerun.training.loop import Loop, LoopOptions, Progress
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from forerun.training.data import Batches, Documents
+from forerun.training.data.documents import Batches, Documents
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.distillation import Distilled, divergence
 from forerun.training.loop import Loop, LoopOptions

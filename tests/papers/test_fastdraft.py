@@ -22,13 +22,13 @@ from forerun.core.modelled_speedup import tau_of_ratio
 from forerun.core.records import Plan
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.engine import Engine
-from forerun.training.data import Documents
+from forerun.training.data.documents import Documents
+from forerun.training.data.mixture import Mixture
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.distillation import Best, Distilled
 from forerun.training.drafts.phases import CODE_SHARE
 from forerun.training.drafts.shapes import fastest, rated, shape
 from forerun.training.losses import cross_entropy
-from forerun.training.mixture import Mixture
 from harness import Given
 
 pytestmark = pytest.mark.paper

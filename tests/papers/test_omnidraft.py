@@ -41,13 +41,13 @@ from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, DataError
 from forerun.models.draft_link import ForeignDraft
 from forerun.models.tokenizer import Tokenizer
-from forerun.training.cross_vocab_losses import mapped_kl
-from forerun.training.objectives import teacher_of
-from forerun.training.online import Learner, OnlineLearner, OnlineOptions, draft_module
+from forerun.training.online.cross_vocab_losses import mapped_kl
+from forerun.training.online.learner import Learner, OnlineLearner, OnlineOptions, draft_module
+from forerun.training.online.objectives import teacher_of
+from forerun.training.online.replay import Labels, Replay, ReplaySettings, read_traffic
+from forerun.training.online.translated import TranslatedEpisode, objective_for
 from forerun.training.recipes.acceptance_head import AcceptanceHead
 from forerun.training.recipes.online import RESULTS, OnlineDraft
-from forerun.training.replay import Labels, Replay, ReplaySettings, read_traffic
-from forerun.training.translated import TranslatedEpisode, objective_for
 
 pytestmark = pytest.mark.paper
 WORDS = "".join(TEXT)

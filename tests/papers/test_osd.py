@@ -33,8 +33,8 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.online import ONE_CLASS, Online
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, DataError
-from forerun.training.corrections import Corrections, Episode, ErrorBuffer, corrected_row
-from forerun.training.online import Learner, OnlineLearner, OnlineOptions, draft_module
+from forerun.training.online.corrections import Corrections, Episode, ErrorBuffer, corrected_row
+from forerun.training.online.learner import Learner, OnlineLearner, OnlineOptions, draft_module
 from forerun.training.recipes.online import RESULTS, OnlineDraft, read_traffic
 
 pytestmark = pytest.mark.paper

@@ -39,7 +39,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.stats import Stats
 from forerun.models.load import load_target
 from forerun.tasks.reasoning import ReasoningTask
-from forerun.training.data import Micro
+from forerun.training.data.documents import Micro
 from forerun.training.recipes import acceptance_head as recipe
 from forerun.utils.stats import auc
 

@@ -9,9 +9,9 @@ from tiny import make_tokenizer
 
 from forerun.drafters._translation import Translation
 from forerun.models.tokenizer import Tokenizer
-from forerun.training.cross_vocab_losses import hybrid_loss, mapped_kl, run_logq
 from forerun.training.losses import TopK
-from forerun.training.translated import draft_runs
+from forerun.training.online.cross_vocab_losses import hybrid_loss, mapped_kl, run_logq
+from forerun.training.online.translated import draft_runs
 
 MAPPED = torch.tensor([0, 2, 3])  # of five draft tokens
 TEXTS = "the cat sat on the log", "ten nine — naïve 日本 eight", " the rain\n\none two", "xyzzy"

@@ -8,13 +8,13 @@ import torch
 
 from forerun.core.modelled_speedup import best_gamma, block_efficiency, speedup, tau_of_ratio
 from forerun.errors import ConfigError
-from forerun.training.data import Documents
+from forerun.training.data.documents import Documents
+from forerun.training.data.tokenizer import train_tokenizer
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.drafts.phases import Budget
 from forerun.training.drafts.shapes import candidates, choose, num_parameters, rated, shape
 from forerun.training.language_model import Size, build_model
 from forerun.training.progress import silent
-from forerun.training.tokenizer import train_tokenizer
 
 
 def test_block_efficiency_by_hand():

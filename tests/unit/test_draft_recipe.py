@@ -214,7 +214,7 @@ def test_a_resumed_run_keeps_its_minutes(target, prompts, tmp_path, monkeypatch,
 
 def test_losses_read_the_target_or_its_stored_rows(target, trained):
     """Stored rows of all tokens give the loss of the live target."""
-    from forerun.training.data import Batches
+    from forerun.training.data.documents import Batches
 
     module, teacher = frozen(str(target)), frozen(str(target))
     documents = read_records(trained / "data")

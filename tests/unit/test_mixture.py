@@ -11,11 +11,11 @@ import torch
 from tiny import make_tiny
 
 from forerun.errors import ConfigError
-from forerun.training.data import Batches, Documents
+from forerun.training.data.documents import Batches, Documents
+from forerun.training.data.mixture import Mixture, PackedBatches, windows
 from forerun.training.language_model import LanguageModel
 from forerun.training.loop import Loop, LoopOptions
 from forerun.training.losses import cross_entropy
-from forerun.training.mixture import Mixture, PackedBatches, windows
 
 
 def documents(num: int, seed: int = 0, low: int = 5, high: int = 40) -> Documents:

@@ -21,10 +21,10 @@ from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import CapacityError, ConfigError
 from forerun.models.sub_models import Exits, write_exits
 from forerun.serving.learning import TimeShare
-from forerun.training.corrections import Episode, ErrorBuffer
-from forerun.training.online import Learner, OnlineOptions, draft_module
+from forerun.training.online.corrections import Episode, ErrorBuffer
+from forerun.training.online.learner import Learner, OnlineOptions, draft_module
+from forerun.training.online.replay import Request, fitting
 from forerun.training.recipes.online import RESULTS, folder_names, write_rows
-from forerun.training.replay import Request, fitting
 
 
 @pytest.fixture(scope="module")

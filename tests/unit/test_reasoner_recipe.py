@@ -14,7 +14,7 @@ from tiny import make_tiny
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.tasks.reasoning import ReasoningTask
-from forerun.training import problems
+from forerun.training.data import problems
 from forerun.training.evaluate import entropies, evaluate, load, measure_tau, read_solved
 from forerun.training.language_model import train_together
 from forerun.training.plans import NAME

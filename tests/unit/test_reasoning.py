@@ -15,7 +15,7 @@ from forerun.tasks._reasoning_words import vary
 from forerun.tasks._reasoning_world import LEVELS, MIX
 from forerun.tasks.base import Task
 from forerun.tasks.reasoning import ReasoningTask, read_answer
-from forerun.training.tokenizer import train_tokenizer
+from forerun.training.data.tokenizer import train_tokenizer
 
 CHAIN = re.compile(r"[\d(][\d ()*x+/-]*(?: = [\d(][\d ()*x+/-]*)+")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import DataError
-from forerun.training.texts import Texts
-from forerun.training.tokenizer import train_tokenizer
+from forerun.training.data.texts import Texts
+from forerun.training.data.tokenizer import train_tokenizer
 
 BOOK = (
     "licence\n*** START OF THE BOOK ***\n" + "a line of the book\n" * 200 + "*** END OF THE BOOK\nx"

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError, DataError
-from forerun.training.data import (
+from forerun.training.data.documents import (
     Batches,
     Documents,
     load_documents,
     save_documents,
     write_atomically,
 )
+from forerun.training.data.mixture import PackedBatches
+from forerun.training.data.tokenizer import train_tokenizer
 from forerun.training.export import save
 from forerun.training.language_model import LanguageModel, Size, build_model
 from forerun.training.loop import Loop, LoopOptions
-from forerun.training.mixture import PackedBatches
 from forerun.training.optimizers import rate_factor
-from forerun.training.tokenizer import train_tokenizer
 
 TINY = Size(hidden=32, layers=2, heads=2, kv_heads=1, inner=48)
 CPU = torch.device("cpu")

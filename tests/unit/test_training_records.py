@@ -13,7 +13,7 @@ import forerun
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.training import generate
-from forerun.training.data import Batches
+from forerun.training.data.documents import Batches
 from forerun.training.generate import features, generate_records, temperatures
 from forerun.training.language_model import LanguageModel
 from forerun.training.live import LiveBatches, draw_from, draw_from_module

@@ -4,7 +4,7 @@ Liu et al., "Online Speculative Decoding", 2024. A router chooses the class of a
 prompt. A request keeps the weights that it began with: new weights go into a copy of the model that
 no request uses, and later requests start on it. A draft with another tokenizer drafts as
 `cross_vocab` does, with one n-gram cache for all copies. The training is in
-`forerun.training.online`.
+`forerun.training.online.learner`.
 Exact with a verifier that supports the grower's labels, whatever the weights are.
 """
 

@@ -20,9 +20,9 @@ from forerun.core.records import Sequence, Step
 from forerun.core.roles import Drafter
 from forerun.drafters.online import Online, online_parts
 from forerun.serving.metrics import Metrics
-from forerun.training.corrections import RequestStats
-from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
-from forerun.training.translated import objective_for
+from forerun.training.online.corrections import RequestStats
+from forerun.training.online.learner import OnlineLearner, OnlineOptions, draft_module
+from forerun.training.online.translated import objective_for
 
 log = logging.getLogger("forerun.serving")
 MAX_DEBT_SECONDS = 1.0  # beyond it no further request is recorded

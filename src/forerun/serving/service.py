@@ -37,7 +37,7 @@ from forerun.serving.templates import Messages
 from forerun.serving.tenants import Keys
 from forerun.serving.text_workers import COMPILE, TextWorkers, Work
 from forerun.serving.token_text import TokenText
-from forerun.training.online import OnlineOptions
+from forerun.training.online.learner import OnlineOptions
 
 WEIGHTED = "weighted"  # the verifier that draws by AWRS where a request asks for it
 PREDICTION_LABELS = frozenset({"point", "swor"})  # a verifier needs these for predicted outputs

@@ -23,7 +23,7 @@ from forerun.engine.generation import Sample
 from forerun.errors import ConfigError
 
 from . import plans
-from .data import FIELDS
+from .data.documents import FIELDS
 from .progress import Watch, counted, silent
 from .records import Record, check_target, finished, identity, pack, prompt_file, write_records
 

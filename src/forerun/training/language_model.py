@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from .data import Batches, Micro
+from .data.documents import Batches, Micro
 from .head_loss import head_cross_entropy
 from .loop import Loop, LoopOptions, Progress
 from .losses import cross_entropy

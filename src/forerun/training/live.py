@@ -20,7 +20,7 @@ from forerun.errors import ConfigError
 from forerun.models.hf import HFTarget
 from forerun.models.tokenizer import Tokenizer
 
-from .data import Batches, Documents, Micro, normalised
+from .data.documents import Batches, Documents, Micro, normalised
 
 Draw = Callable[[list[list[int]], int], list[list[int]]]  # prompts, seed -> generated ids
 

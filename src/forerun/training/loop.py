@@ -16,7 +16,7 @@ from forerun.utils.renamed import renamed
 from forerun.utils.signals import delayed_interrupt
 
 from .checkpoints import restore_checkpoint, save_checkpoint
-from .data import Micro
+from .data.documents import Micro
 from .optimizers import make_optimizers, rate_factor, set_rates
 from .processes import agree, is_first_process, is_in_group, my_share, sum_gradients
 

@@ -20,7 +20,7 @@ from forerun.models.identity import model_hash, model_name, tokenizer_hash
 from forerun.utils.files import reports_no_room, write_atomically
 
 from . import plans
-from .data import FIELDS, Documents, Stacked, joined
+from .data.documents import FIELDS, Documents, Stacked, joined
 
 if TYPE_CHECKING:
     from forerun.api import Model

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.training.data import Batches, Documents
+from forerun.training.data.documents import Batches, Documents
 
 
 @torch.no_grad()

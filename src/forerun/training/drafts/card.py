@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.core.modelled_speedup import speedup
-from forerun.training.data import Documents
+from forerun.training.data.documents import Documents
 from forerun.training.drafts.data import COLUMNS
 from forerun.training.plans import read_plan
 

@@ -19,11 +19,11 @@ from forerun.errors import ConfigError, DataError, ModelError
 from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams.index.build.documents import BadRecord, Reading, list_sources, read
 from forerun.tasks.reasoning import MIX, ReasoningTask
-from forerun.training.data import Batches, Documents
+from forerun.training.data.documents import Batches, Documents
+from forerun.training.data.mixture import PackedBatches, windows
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.generate import generate_records, temperatures
 from forerun.training.live import LiveBatches, draw_from_module
-from forerun.training.mixture import PackedBatches, windows
 from forerun.training.processes import is_first_process
 from forerun.training.progress import Watch, silent
 from forerun.training.records import read_records

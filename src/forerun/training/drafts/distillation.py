@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from forerun.errors import ConfigError
 from forerun.training import losses
-from forerun.training.data import Micro
+from forerun.training.data.documents import Micro
 from forerun.training.language_model import LanguageModel
 from forerun.training.losses import TopK
 from forerun.utils.files import reports_no_room, write_atomically

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from forerun.training.data import Batches
+from forerun.training.data.documents import Batches
+from forerun.training.data.mixture import Mixture
 from forerun.training.drafts.data import DraftData
 from forerun.training.drafts.distillation import TEXT, Best, Distilled, divergence
 from forerun.training.loop import Diverged, Loop, LoopOptions, Progress
-from forerun.training.mixture import Mixture
 from forerun.training.processes import is_first_process
 from forerun.training.progress import Watch, step_note
 

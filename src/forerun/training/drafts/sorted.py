@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forerun.training.data import Batches, Micro
+from forerun.training.data.documents import Batches, Micro
 from forerun.training.head_loss import head_cross_entropy
 from forerun.training.language_model import LanguageModel
 

@@ -21,8 +21,8 @@ from forerun.core.records import Step
 from forerun.core.sampling import Sampling
 from forerun.drafters.cross_vocab import CrossVocab
 from forerun.errors import DataError
-from forerun.training.corrections import overlap
-from forerun.training.data import Micro
+from forerun.training.data.documents import Micro
+from forerun.training.online.corrections import overlap
 from forerun.training.progress import Watch, counted
 from forerun.utils.files import write_atomically
 

@@ -28,17 +28,17 @@ from forerun.models.paths import located
 from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
 from forerun.tasks.reasoning import MIX, ReasoningTask
-from forerun.training.data import Batches, Documents, Micro, load_documents
+from forerun.training.data.documents import Batches, Documents, Micro, load_documents
 from forerun.training.export import save
 from forerun.training.generate import generate_records
 from forerun.training.loop import LoopOptions, Progress
 from forerun.training.losses import binary_cross_entropy
+from forerun.training.online.replay import read_traffic
 from forerun.training.progress import Watch
 from forerun.training.recipes._drafted_tokens import Examples, drafted_examples
 from forerun.training.recipes.base import LoopRecipe
 from forerun.training.records import read_records
 from forerun.training.renamed import refuse
-from forerun.training.replay import read_traffic
 from forerun.utils.stats import auc
 
 LAST_PROBLEM = 999_999  # the training problems up to this number are used

@@ -12,7 +12,7 @@ import torch
 
 from forerun.errors import ConfigError
 from forerun.training import plans
-from forerun.training.data import Micro
+from forerun.training.data.documents import Micro
 from forerun.training.loop import Loop, LoopOptions, Progress
 from forerun.training.progress import Watch, silent, step_note
 

@@ -32,11 +32,9 @@ from forerun.registry import ModelName
 from forerun.training import plans
 from forerun.training.drafts.measure import write_text
 from forerun.training.export import save
-from forerun.training.objectives import AUTO
-from forerun.training.online import OnlineLearner, OnlineOptions, draft_module
-from forerun.training.progress import Watch, silent
-from forerun.training.recipes.base import Recipe
-from forerun.training.replay import (
+from forerun.training.online.learner import OnlineLearner, OnlineOptions, draft_module
+from forerun.training.online.objectives import AUTO
+from forerun.training.online.replay import (
     FORM,
     Labels,
     Replay,
@@ -45,7 +43,9 @@ from forerun.training.replay import (
     fitting,
     read_traffic,
 )
-from forerun.training.translated import objective_for
+from forerun.training.online.translated import objective_for
+from forerun.training.progress import Watch, silent
+from forerun.training.recipes.base import Recipe
 
 RESULTS, CHECKPOINT = "requests.jsonl", "online.pt"
 

@@ -22,13 +22,13 @@ from forerun.models.draft_link import name_companion
 from forerun.models.load import choose_device
 from forerun.tasks.reasoning import MIX
 from forerun.training import plans
-from forerun.training.data import Batches
+from forerun.training.data.documents import Batches
+from forerun.training.data.problems import Problems
 from forerun.training.evaluate import Report, evaluate, measure_tau
 from forerun.training.export import save
 from forerun.training.language_model import Size, build_model, loop_of, train_together
 from forerun.training.loop import Loop, LoopOptions
 from forerun.training.model_card import reasoner_facts, write_card
-from forerun.training.problems import Problems
 from forerun.training.processes import check_shares
 from forerun.training.progress import Watch, counted, silent
 from forerun.training.recipes.base import Recipe

@@ -41,13 +41,13 @@ from forerun.retrieval.passages import (
     spaced,
     special_ids,
 )
-from forerun.training.data import Batches, Documents
+from forerun.training.data.documents import Batches, Documents
+from forerun.training.data.tokenizer import train_tokenizer
 from forerun.training.export import save
 from forerun.training.language_model import LanguageModel, Size, build_model
 from forerun.training.progress import Watch
 from forerun.training.recipes.base import LoopRecipe
 from forerun.training.renamed import refuse
-from forerun.training.tokenizer import train_tokenizer
 
 CONTEXT, SPAN = 256, 10  # tokens; words
 MADE_UP_WORDS = 14  # of a made-up sentence

@@ -27,7 +27,7 @@ from forerun.models.paths import located
 from forerun.models.sub_models import Exits, write_exits
 from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
-from forerun.training.data import Batches, Documents, Micro
+from forerun.training.data.documents import Batches, Documents, Micro
 from forerun.training.drafts.data import MAX_TEXT_TOKENS, running_text
 from forerun.training.drafts.measure import frozen, write_json
 from forerun.training.drafts.shapes import shape

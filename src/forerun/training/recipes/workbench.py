@@ -18,15 +18,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from forerun.models.draft_link import name_companion
 from forerun.models.load import choose_device
 from forerun.training import plans
-from forerun.training.data import Batches, Documents
+from forerun.training.data.documents import Batches, Documents
+from forerun.training.data.texts import Texts
+from forerun.training.data.tokenizer import train_tokenizer
 from forerun.training.export import save
 from forerun.training.language_model import Size, build_model, loop_of, train_together
 from forerun.training.loop import Loop, LoopOptions, Progress
 from forerun.training.losses import cross_entropy, expected_acceptance
 from forerun.training.progress import Watch, silent
 from forerun.training.recipes.base import Recipe
-from forerun.training.texts import Texts
-from forerun.training.tokenizer import train_tokenizer
 from forerun.utils.files import write_atomically
 
 CONTEXT = 512  # tokens of a model; pieces of text are half as long

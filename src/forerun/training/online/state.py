@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .corrections import Episode
-from .online import Learner, OnlineLearner
+from .learner import Learner, OnlineLearner
 
 State = dict[str, Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from forerun.errors import ConfigError
 
-from .data import Batches, Documents, Micro, normalised, padded_width
+from .documents import Batches, Documents, Micro, normalised, padded_width
 
 
 @dataclass(frozen=True)

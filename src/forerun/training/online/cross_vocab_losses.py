@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .loss_rows import Teacher
-from .losses import CHUNK, cross_entropy, reverse_kl
+from forerun.training.loss_rows import Teacher
+from forerun.training.losses import CHUNK, cross_entropy, reverse_kl
 
 
 def mapped_kl(

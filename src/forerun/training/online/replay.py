@@ -16,10 +16,10 @@ from forerun.controllers.fixed import Fixed
 from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import ConfigError, DataError
 from forerun.training.checkpoints import load_checkpoint, save_state
-from forerun.training.corrections import RequestStats
 from forerun.training.drafts.data import fits_context, prompt_ids
-from forerun.training.online import OnlineLearner
-from forerun.training.online_state import restore, state_of
+from forerun.training.online.corrections import RequestStats
+from forerun.training.online.learner import OnlineLearner
+from forerun.training.online.state import restore, state_of
 from forerun.training.progress import Watch, counted, silent
 from forerun.utils.files import read_lines
 from forerun.utils.signals import delayed_interrupt

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import ConfigError
 from forerun.tasks.reasoning import ReasoningTask
+from forerun.training.processes import in_processes
 
-from .data import Documents, load_documents, save_documents
-from .processes import in_processes
+from .documents import Documents, load_documents, save_documents
 from .tokenizer import train_tokenizer
 
 SHARD = 8000  # problems

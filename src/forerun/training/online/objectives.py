@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
+from forerun.training import losses
+from forerun.training.losses import TopK
 
-from . import losses
 from .corrections import ClassOf, Corrections, Episode, OnEnd
-from .losses import TopK
 
 AUTO = "auto"
 MIX = 0.9  # share of the forward KL in loss "mix"

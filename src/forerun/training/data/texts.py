@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import DataError
 
-from .data import Documents
+from .documents import Documents
 
 KINDS = ".txt", ".txt.gz", ".tar.gz"  # archives hold files of source code
 

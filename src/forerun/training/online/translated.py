@@ -24,8 +24,8 @@ from forerun.models.vocab_map import NONE
 
 from .corrections import ClassOf, Corrections, Episode, OnEnd, OpenRequest, log_probs, top_of
 from .cross_vocab_losses import hybrid_loss, run_logq
+from .learner import OnlineOptions
 from .objectives import AUTO, FromCorrections, Objective, teacher_of
-from .online import OnlineOptions
 
 if TYPE_CHECKING:
     from forerun.drafters._translation import Translation

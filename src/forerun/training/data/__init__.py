@@ -1,0 +1,1 @@
+"""What training reads: documents as tokens, batches, mixtures, text files, tokenizers, problems."""

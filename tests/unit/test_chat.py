@@ -101,7 +101,7 @@ def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_p
         "never read",
         monkeypatch=monkeypatch,
     )
-    assert "there is no answer yet" in out
+    assert "no answer has ended yet" in out
     assert out.count("tau") >= 2
     assert chat.drafter == "none" and chat.sampling.temperature == 0.5
     terminal(chat, "/drafter auto", monkeypatch=monkeypatch)

@@ -58,6 +58,9 @@ def test_verify_passes_and_reports(call: Call, tiny: Path) -> None:
     found = json.loads(out)
     assert status == 0 and found["passed"] and found["law"]["is_vacuous"]
     assert found["dtype"] == "float32" and found["law"]["num_samples"] == 200
+    assert found["greedy_is_vacuous"] and "no draft was accepted" not in out
+    _, out, _ = call(*words, "--drafter", "none")
+    assert "no draft was accepted, so this test proves little" in out
 
 
 def test_verify_says_what_it_could_have_found(call: Call, tiny: Path) -> None:
@@ -73,7 +76,7 @@ def test_verify_says_what_it_could_have_found(call: Call, tiny: Path) -> None:
     _, out, _ = call(*words, "--samples", 5)
     assert "too few samples" in out.splitlines()[-1]
     _, out, _ = call(*words[:-1], 0)
-    assert out.splitlines()[-1] == "verify passed"
+    assert out.splitlines()[-1] == "verify passed; sampling was not tested"
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])

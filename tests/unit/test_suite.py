@@ -118,7 +118,7 @@ def test_a_run_takes_one_mode_and_knows_its_files(tmp_path: Path, suite_file: An
         "greedy", "held_out", ["json_extraction"],
     )  # fmt: skip
     assert greedy.to_dict() == {"name": "own", "mode": "greedy", "half": "held_out", "seed": 0}
-    with pytest.raises(DataError, match=r"lacks 1 files of suite 'own': a.gz \(gsm8k\)"):
+    with pytest.raises(DataError, match=r"lacks 1 file of suite 'own': a.gz \(gsm8k\)"):
         run_of(suite, mode="many")
     assert len(run_of(suite, mode="many", only=["json_extraction"]).tasks) == 1
     (tmp_path / "a.gz").touch()
@@ -324,6 +324,15 @@ def test_a_suite_is_run_and_goes_on(bench: Call, tmp_path: Path) -> None:
     assert bench("--out", out)[0] == 0 and len(read_run(out)[1]) == 10
     assert "suite.half: 'held_out' against 'tuning'" in bench("--out", out, "--half", "tuning")[2]
     assert "suite.mode: 'greedy' against 'many'" in bench("--out", out, "--mode", "many")[2]
+
+
+def test_sampling_options_change_the_mode_and_say_so(bench: Call, tmp_path: Path) -> None:
+    small = "--tasks", "cats", "--examples", 1, "--max-new-tokens", 2, "--methods", "plain"
+    _, _, err = bench("--out", tmp_path / "same", "--temperature", 0.0, *small)
+    assert "is changed" not in err
+    _, _, err = bench("--out", tmp_path / "other", "--temperature", 0.7, *small)
+    assert "mode 'greedy' of the suite is changed: temperature 0.7" in err
+    assert read_run(tmp_path / "other")[0].sampling["temperature"] == 0.7
 
 
 def test_the_halves_of_a_run_share_no_prompt(bench: Call, tmp_path: Path) -> None:

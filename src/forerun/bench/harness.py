@@ -25,7 +25,7 @@ from forerun.bench.planning import Unit
 from forerun.bench.progress import Progress
 from forerun.bench.results import Record
 from forerun.bench.run_writer import RunWriter
-from forerun.bench.scoring import last_lines, majority_score, mean, scored
+from forerun.bench.scoring import last_lines, majority_score, mean, scored, text_to_score
 from forerun.bench.unit_prompts import UnitPrompts
 from forerun.core.sampling import Sampling
 
@@ -270,7 +270,9 @@ class Harness:
             samples=samples if keeps_texts else [replace(one, text=None) for one in samples],
             prefill_seconds=outcome.prefill_seconds,
             score=mean([sample.score for sample in samples]),
-            majority=majority_score(unit.task, example, [sample.text for sample in samples]),
+            majority=majority_score(
+                unit.task, example, [text_to_score(unit.task, sample) for sample in samples]
+            ),
             memory=outcome.memory,
             headroom=outcome.headroom,
         )

@@ -21,9 +21,16 @@ MAX_ERROR_LINES = 12  # kept in a record
 
 def scored(task: Task, example: Example, sample: SampleRecord) -> SampleRecord:
     """The sample with its score, if its text is known."""
-    if sample.text is None:
-        return sample
-    return replace(sample, score=task.score(example, sample.text))
+    text = text_to_score(task, sample)
+    return sample if text is None else replace(sample, score=task.score(example, text))
+
+
+def text_to_score(task: Task, sample: SampleRecord) -> str | None:
+    """The text of a sample; "" if the token limit cut it before the task's answer."""
+    if sample.text is None or sample.finish != "length":
+        return sample.text
+    has_answer = getattr(task, "has_answer", None)
+    return sample.text if has_answer is None or has_answer(sample.text) else ""
 
 
 def mean(scores: Sequence[float | None]) -> float | None:

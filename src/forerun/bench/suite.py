@@ -19,6 +19,7 @@ from forerun.errors import ConfigError, DataError, UnknownName
 
 if TYPE_CHECKING:
     from forerun.tasks.base import Task
+from forerun.utils.text import counted
 
 BUILT_IN = Path(__file__).with_name("suites")
 SHAPE = "[modes.NAME] tables with a temperature, and [[tasks]] with task, examples, max_new_tokens"
@@ -195,7 +196,7 @@ def run_of(
     if folder is None:
         raise ConfigError(
             f"suite {suite.name!r} needs prompt files that are not part of forerun; give their "
-            "folder with --data-dir"
+            "folder with --data-dir (docs/tasks.md lists the files)"
         )
     _check_files(suite, tasks, folder.expanduser())
     return SuiteRun(suite, mode, half, tuple(tasks), folder.expanduser(), limits or {})
@@ -270,6 +271,6 @@ def _check_files(suite: Suite, tasks: Sequence[SuiteTask], folder: Path) -> None
     if missing:
         listed = ", ".join(f"{task.file} ({task.label})" for task in missing)
         raise DataError(
-            f"{folder} lacks {len(missing)} files of suite {suite.name!r}: {listed}; use another "
-            "--data-dir, or select other tasks with --tasks"
+            f"{folder} lacks {counted(len(missing), 'file')} of suite {suite.name!r}: {listed}; "
+            "use another --data-dir, or select other tasks with --tasks"
         )

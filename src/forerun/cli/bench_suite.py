@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forerun.cli.output import notice
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 SuiteName = Annotated[
     str | None,
-    typer.Option("--suite", help="Fixed tasks and sampling: real, or a .toml file."),
+    typer.Option(
+        "--suite", help="Fixed tasks and sampling: real, see docs/tasks.md; or a .toml file."
+    ),
 ]
 ModeName = Annotated[
     str | None,
@@ -62,7 +65,11 @@ def chosen(ctx: typer.Context) -> SuiteRun | None:
 def sampling(ctx: typer.Context, run: SuiteRun) -> Sampling:
     """The sampling of the suite's mode, with the options on the command line."""
     found = run.suite.modes[run.mode].sampling(run.max_new_tokens)
-    return replace(found, **{name: ctx.params[name] for name in SAMPLING if _is_given(ctx, name)})
+    given = {name: ctx.params[name] for name in SAMPLING if _is_given(ctx, name)}
+    changed = [f"{name} {value}" for name, value in given.items() if value != getattr(found, name)]
+    if changed:
+        notice(f"mode {run.mode!r} of the suite is changed: {', '.join(changed)}")
+    return replace(found, **given)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

@@ -126,7 +126,7 @@ class Chat:
     def stats_text(self) -> str:
         """Statistics of the last answer."""
         if self.last is None:
-            return "there is no answer yet"
+            return "no answer has ended yet"
         s = self.last
         cut = f" and {s.cut} of a stop string" if s.cut else ""
         parts = ", ".join(

@@ -169,7 +169,7 @@ def _show(found: dict[str, Any]) -> None:
         if fact:
             out.print(f"  {label:9} {fact}", markup=False, soft_wrap=True)
     for file, is_there in found.get("files", {}).items():
-        out.print(f"  file      {file} {'' if is_there else '(missing)'}", markup=False)
+        out.print(f"  file      {file}{'' if is_there else ' (missing)'}", markup=False)
     for kind, part in found["parts"].items():
         out.print(f"  {kind:9} {part['spec']}", markup=False, soft_wrap=True)
         if part["options"] is None:

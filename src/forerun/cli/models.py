@@ -9,6 +9,7 @@ from forerun.assets import MODELS, embedded
 from forerun.cli.options import Json
 from forerun.cli.output import notice, print_json
 from forerun.models.downloads import Download, downloads, pulled_folder
+from forerun.models.pull import has_sizes
 
 EMBEDDED = {
     "reasoner": "4.3M parameters, arithmetic word problems",
@@ -17,6 +18,7 @@ EMBEDDED = {
 STATES = {
     "embedded": "ships with forerun",
     "pulled": "on this machine",
+    "damaged": "repair with forerun pull NAME",
     "available": "fetch with forerun pull NAME",
 }
 
@@ -50,7 +52,8 @@ def listed() -> list[dict[str, Any]]:
 def _download_row(one: Download) -> dict[str, Any]:
     folder = pulled_folder(one)
     if folder.is_dir():
-        row = _row(one.name, "pulled", f"{one.title}, {one.form}", folder, one.licence)
+        state = "pulled" if has_sizes(folder) else "damaged"
+        row = _row(one.name, state, f"{one.title}, {one.form}", folder, one.licence)
     else:
         row = _row(one.name, "available", f"{one.title}, {one.form}", None, one.licence)
         row |= {"bytes": one.folder_size, "fetched_bytes": one.wheel_size}

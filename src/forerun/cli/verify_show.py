@@ -39,6 +39,7 @@ def to_dict(model: Model, found: Results) -> dict[str, Any]:
         "passed": found.passed,
         "interrupted": not found.is_complete,
         "greedy": greedy,
+        "greedy_is_vacuous": not any(case.accepted for case in found.cases),
         "law": {
             "passed": law.passed,
             "is_vacuous": law.is_vacuous,
@@ -58,7 +59,7 @@ def show(model: Model, found: Results) -> None:
 
     out, cases, law = console(), found.cases, found.law
     dtype = str(dtype_of(model)).removeprefix("torch.")
-    out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}")
+    out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}; two texts of each prompt")
     _show_each(out, cases, _greedy_line)
     causes = Counter(case.cause for case in cases)
     out.print(
@@ -70,6 +71,11 @@ def show(model: Model, found: Results) -> None:
         f"difference {max((c.noise for c in cases), default=0):.2g} "
         f"(tolerance {max((c.tolerance for c in cases), default=0):.2g})"
     )
+    if not any(case.accepted for case in cases):
+        out.print(
+            "  warning: no draft was accepted, so this test proves little; use more --prompts or "
+            "--max-new-tokens"
+        )
     if found.laws:
         _show_law(out, law)
     verdicts = {
@@ -77,7 +83,8 @@ def show(model: Model, found: Results) -> None:
         None: "[yellow]interrupted[/], all finished tests passed",
         False: "[red]failed: decoding is not lossless here[/]",
     }
-    power = f"; {power_line(law)}" if found.laws and found.passed is not False else ""
+    power = power_line(law) if found.laws else "sampling was not tested"
+    power = "" if found.passed is False else f"; {power}"
     out.print(f"[bold]verify[/] {verdicts[found.passed]}{power}", soft_wrap=True)
 
 

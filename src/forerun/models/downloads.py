@@ -73,6 +73,14 @@ def find(name: str) -> Download | None:
     return next((one for one in downloads() if name in (one.name, *one.aliases)), None)
 
 
+def repair(path: Path) -> str:
+    """What to do about a damaged file or folder of a model."""
+    for one in downloads():
+        if pulled_folder(one) in (path, *path.parents):
+            return f"run `forerun pull {one.name}`"
+    return "fetch or copy it again"
+
+
 def pulled_folder(download: Download) -> Path:
     """The folder of a pulled model; it exists only once the pull is complete."""
     return cache_folder() / "models" / download.name

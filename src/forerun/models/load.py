@@ -14,6 +14,7 @@ import torch
 from forerun.errors import CapacityError, ConfigError, ModelError, in_a_line
 from forerun.models import torchao
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
+from forerun.models.downloads import repair
 from forerun.models.families import HEAD_SIZE, Plan, Unsupported, plan_for
 from forerun.models.gguf_folder import LINK
 from forerun.models.paths import (
@@ -138,7 +139,7 @@ def _check_transformers(
     if not any(any(folder.glob(form)) for form in WEIGHT_FILES):
         raise ModelError(
             f"there are no weights in {folder} (model.safetensors, shards with "
-            "model.safetensors.index.json, or pytorch_model.bin); copy them there"
+            f"model.safetensors.index.json, or pytorch_model.bin); {repair(folder)}"
         ) from None
     if check_config(folder).get(HEAD_SIZE) is not None:
         raise ModelError(

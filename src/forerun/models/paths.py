@@ -15,7 +15,7 @@ from typing import Any
 from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError, UnknownName, did_you_mean, in_a_line
 from forerun.models.config_check import ABSENT
-from forerun.models.downloads import downloads, find, pulled_folder
+from forerun.models.downloads import downloads, find, pulled_folder, repair
 from forerun.models.remote_code import check_code, is_trusted
 
 CONFIG = ("config.json",)  # files of a hub repository: of the config,
@@ -170,9 +170,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"expected a JSON object, got {type(content).__name__}")
     except (OSError, ValueError, RecursionError) as cause:
-        raise ModelError(
-            f"{path} cannot be used: {in_a_line(cause)}; fetch or copy it again"
-        ) from cause
+        raise ModelError(f"{path} cannot be used: {in_a_line(cause)}; {repair(path)}") from cause
     return content
 
 

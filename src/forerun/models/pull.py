@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CapacityError, ModelError, UnknownName
 from forerun.models.downloads import Download, downloads, find, pulled_folder
-from forerun.models.packages import digest, fetch, is_whole, no_room
+from forerun.models.packages import digest, fetch, is_fetched, no_room
 from forerun.utils.files import failed_write, write_advice
 
 try:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forerun")
 FETCH, CONVERT = "fetch", "convert"
+JOINED, RECORD = "model.gguf", "pulled.json"  # in the store, in the model folder
 CARD = """\
 # {title}
 
@@ -71,15 +72,15 @@ def pull(name: str, *, report: Report | None = None) -> Path:
     """
     download = known(name)
     folder = pulled_folder(download)
-    if _is_whole(folder):
+    if is_whole(folder):
         return folder
     from forerun.models.gguf import gguf_package
 
     gguf_package()  # fails before the download
-    store = folder.parent / f".parts-{download.name}"
+    store = _store(download)
     try:
         with _locked(store, download.name):
-            if not _is_whole(folder):  # another process may have made it
+            if not is_whole(folder):  # another process may have made it
                 _make(download, store, report or (lambda progress: None))
             shutil.rmtree(store, ignore_errors=True)
     except Exception as cause:
@@ -139,32 +140,48 @@ def _is_open(handle: int, path: Path) -> bool:
         return False
 
 
-def _is_whole(folder: Path) -> bool:
-    return folder.is_dir() and not is_damaged(folder)
-
-
-def is_damaged(folder: Path) -> bool:
-    """Whether a file that every pulled folder has is missing, cut or empty."""
-    from forerun.models.shards import owners
-
+def is_whole(folder: Path) -> bool:
+    """Whether a pulled folder has every file as it was made; reads them all."""
     try:
-        for name in ("config.json", "tokenizer.json"):
-            json.loads((folder / name).read_text(encoding="utf-8"))
-        owners([folder / "model.safetensors"])
-    except (OSError, ValueError, ModelError):
-        return True
-    return False
+        if not has_sizes(folder):
+            return False
+        return all(digest(folder / name) == one["sha256"] for name, one in _made(folder).items())
+    except OSError:
+        return False
+
+
+def has_sizes(folder: Path) -> bool:
+    """Whether a pulled folder has every file with its size; reads one small file."""
+    try:
+        made = _made(folder)
+        sizes = {name: (folder / name).stat().st_size for name in made}
+    except OSError:
+        return False
+    return bool(made) and all(sizes[name] == one["bytes"] for name, one in made.items())
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    """Size and hash of each file of a pulled folder, from its record; empty if that is damaged."""
+    try:
+        return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        return {}
 
 
 def remove(name: str) -> Path | None:
-    """Deletes a pulled model and its parts; returns its folder, None if there was none."""
+    """Deletes a pulled model and the parts of an interrupted pull; returns what was deleted."""
     download = known(name)
-    folder = pulled_folder(download)
-    shutil.rmtree(folder.parent / f".parts-{download.name}", ignore_errors=True)
-    if not folder.is_dir():
-        return None
-    _delete(folder)
-    return folder
+    folder, parts = pulled_folder(download), _store(download)
+    found = next((path for path in (folder, parts) if path.is_dir()), None)
+    shutil.rmtree(parts, ignore_errors=True)
+    if folder.is_dir():
+        _delete(folder)
+    return found
+
+
+def _store(download: Download) -> Path:
+    """Where the parts of an interrupted pull are."""
+    return pulled_folder(download).parent / f".parts-{download.name}"
 
 
 def _delete(folder: Path) -> None:
@@ -182,9 +199,11 @@ def known(name: str) -> Download:
 
 
 def num_parts_here(name: str) -> int:
-    """Number of downloaded parts of an interrupted pull."""
+    """Number of downloaded parts of an interrupted pull, joined or not."""
     download = known(name)
-    store = pulled_folder(download).parent / f".parts-{download.name}"
+    store = _store(download)
+    if (store / JOINED).is_file():
+        return len(download.parts)
     return sum(_place(store, i).is_file() for i in range(len(download.parts)))
 
 
@@ -210,13 +229,13 @@ def _place(store: Path, i: int) -> Path:
 
 def _joined(download: Download, store: Path, report: Report) -> Path:
     """The checked GGUF file of a model."""
-    joined = store / "model.gguf"
+    joined = store / JOINED
     if joined.is_file() and digest(joined) == download.sha256:
         return joined
     clock = _Clock(download, report)
     for i, part in enumerate(download.parts):
         place = _place(store, i)
-        if is_whole(part, place):
+        if is_fetched(part, place):
             clock.skip(i)
         else:
             fetch(part, place, partial(clock.update, i))
@@ -273,6 +292,11 @@ def _convert(download: Download, path: Path, store: Path, report: Report) -> Non
         describe(file, part)
         _write_weights(file, part / "model.safetensors", report)
         (part / "README.md").write_text(_card(download), encoding="utf-8")
+        record = {
+            path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
+            for path in sorted(part.iterdir())
+        }
+        (part / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
         os.replace(part, pulled_folder(download))
 
 

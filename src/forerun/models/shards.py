@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from forerun.errors import ModelError
+from forerun.models.downloads import repair
 from forerun.models.families import Unsupported
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
@@ -142,7 +143,7 @@ def _names(path: Path) -> list[str]:
 def _unreadable(path: Path, cause: Exception) -> ModelError:
     if not os.access(path, os.R_OK):
         return ModelError(f"{path} may not be read; check its permissions")
-    return ModelError(f"{path} {_damage(path, cause)}; fetch or copy it again")
+    return ModelError(f"{path} {_damage(path, cause)}; {repair(path)}")
 
 
 def _damage(path: Path, cause: Exception) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from forerun.errors import ConfigError, ModelError, in_a_line
 from forerun.models.chat_template import TemplateError, rendered
+from forerun.models.downloads import repair
 from forerun.models.end_ids import as_ids, declared_eos, usable_end_ids, within
 from forerun.models.remote_code import check_code, is_trusted
 from forerun.models.text_stream import TextStream, TokenPieces
@@ -74,7 +75,7 @@ class Tokenizer:
             if (folder / "config.json").exists():
                 read_config(folder)  # raises if the config is at fault
             raise ModelError(
-                f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}"
+                f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}; {repair(folder)}"
             ) from cause
         ids = [*as_ids(inner.eos_token_id), *declared_eos(folder)]
         return cls(inner, usable_end_ids(folder, ids))

@@ -40,8 +40,9 @@ class Example:
 class Task(Protocol):
     """Examples by index, always the same, and a score in [0, 1] for a text.
 
-    A task may also have `is_pass_fail`, whether all scores are 0 or 1, and `stratum(example)`, the
-    category by which suites balance examples.
+    A task may also have `is_pass_fail`, whether all scores are 0 or 1, `stratum(example)`, the
+    category by which suites balance examples, and `has_answer(text)`, whether a text that the token
+    limit cut can be scored nonetheless (else it scores as an empty text).
     """
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ _STATED = re.compile(
     rf"(?:{MARK}|\\boxed\{{|answer(?: is)?:?)[\s*$]*(?:\\\w+\{{)?({NUMBER})", re.IGNORECASE
 )
 _NUMBER = re.compile(NUMBER)
-_NEXT_QUESTION = re.compile(r"\n\s*Question:")  # base models continue with another question
+_NEXT_QUESTION = re.compile(r"\n\s*Question:")
 
 
 class Gsm8kTask(FromFile):
@@ -46,11 +46,20 @@ class Gsm8kTask(FromFile):
         """1.0 if the final number is that of the reference, otherwise 0.0."""
         return float(self.read(text) == example.answer)
 
+    def has_answer(self, text: str) -> bool:
+        """Whether a number is marked as the answer; of a cut text, the last number is none."""
+        return bool(_STATED.search(_own(text)))
+
     def read(self, text: str) -> str | None:
         """The last number marked as the answer, otherwise the last number."""
-        text = _NEXT_QUESTION.split(text, maxsplit=1)[0]
+        text = _own(text)
         found = _STATED.findall(text) or _NUMBER.findall(text)
         return canonical(found[-1]) if found else None
+
+
+def _own(text: str) -> str:
+    """The answer without further questions, which base models add."""
+    return _NEXT_QUESTION.split(text, maxsplit=1)[0]
 
 
 def canonical(number: str) -> str | None:

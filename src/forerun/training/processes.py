@@ -118,6 +118,17 @@ def is_first_process() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
+@contextmanager
+def all_threads() -> Iterator[None]:
+    """Within the block this process has a thread for each process of its group, which wait."""
+    own = torch.get_num_threads()
+    torch.set_num_threads(max(own, dist.get_world_size() if dist.is_initialized() else 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
 def my_share(items: list[T]) -> list[T]:
     """The items of this process: every size-th from its rank on; all outside a group."""
     if not dist.is_initialized():

@@ -24,7 +24,7 @@ from forerun.training.data.mixture import PackedBatches, windows
 from forerun.training.drafts.acceptance import held_out_acceptance
 from forerun.training.generate import generate_records, temperatures
 from forerun.training.live import LiveBatches, draw_from_module
-from forerun.training.processes import is_first_process
+from forerun.training.processes import all_threads, is_first_process
 from forerun.training.progress import Watch, silent
 from forerun.training.records import read_records
 from forerun.utils.files import read_lines
@@ -97,9 +97,10 @@ class DraftData:
         budget = min(self.micro_tokens, MAX_LOGITS // draft.config.vocab_size)
         draft.eval()
         try:
-            return held_out_acceptance(
-                draft, teacher, self.records, self.held, self.domains, budget
-            )
+            with all_threads():
+                return held_out_acceptance(
+                    draft, teacher, self.records, self.held, self.domains, budget
+                )
         finally:
             draft.train()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,8 @@ from forerun.training.processes import is_first_process
 from forerun.training.progress import Watch, step_note
 
 CODE_SHARE = 2 / 3  # of tokens in continued training
-EVALUATIONS = 8  # of held-out acceptance per phase
+EVALUATIONS = 8  # of held-out acceptance per phase, fewer if they take long
+EVALUATED_SHARE = 0.2  # seconds of an evaluation per second of training, at most; not of the last
 RATES = {"pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
 PROBE_SHARE = 0.05  # of the minutes, for each shape at most
 TWO, THREE = (0.5, 0.5), (0.45, 0.2, 0.35)  # shares of the budget
@@ -102,6 +104,7 @@ class Trainer:
     budget: Budget
     state: Path  # folder of checkpoints
     device: torch.device = torch.device("cpu")
+    rates: dict[str, dict[str, float]] = field(default_factory=dict)  # at the end of a phase
 
     def __post_init__(self) -> None:
         self.best = Best(self.state)
@@ -136,14 +139,20 @@ class Trainer:
         loop = Loop(trained, options, self.device, path)
         if loop.resume() and is_over:
             return loop.progress
-        marks = int(loop.spent() * EVALUATIONS)
+        marks, due = int(loop.spent() * EVALUATIONS), 0.0
 
         def look(progress: Progress) -> None:
-            nonlocal marks
+            nonlocal marks, due
             spent = min(1.0, loop.spent())
-            if int(spent * EVALUATIONS) > marks:
-                marks = int(spent * EVALUATIONS)
-                self.best.offer(self.model, phase.name, progress.step, self.acceptance())
+            is_due = progress.seconds >= due or spent == 1.0
+            if is_due and int(spent * EVALUATIONS) > marks:
+                start, marks = perf_counter(), int(spent * EVALUATIONS)
+                watch(phase.name, spent, "evaluating")
+                rates = self.acceptance()
+                self.best.offer(self.model, phase.name, progress.step, rates)
+                if spent == 1.0:
+                    self.rates[phase.name] = rates
+                due = progress.seconds + (perf_counter() - start) / EVALUATED_SHARE
             watch(phase.name, *step_note(progress, spent))
 
         loop.on_step = look if is_first_process() else None

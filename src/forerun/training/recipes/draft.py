@@ -162,7 +162,7 @@ class Draft(Recipe):
             costs = dict[str, dict[str, float]]()
             for phase, done in trainer.run_all(self.phases(trainer.model), watch):
                 costs[phase.name] = {name: getattr(done, name) for name in COSTS}
-                stages[phase.name] = trainer.acceptance()
+                stages[phase.name] = trainer.rates.get(phase.name) or trainer.acceptance()
         trainer.best.restore(trainer.model)
         save(trainer.model, out, tokenizer=self.target.tokenizer.inner)
         facts = {"shape": asdict(chosen), "training": costs, "stages": stages}

@@ -122,11 +122,12 @@ def worst_first(
 
 
 def pass_rates(manifest: Manifest, records: Sequence[Record]) -> Iterator[str]:
-    """pass@k of the tasks that pass or fail, for plain decoding and `auto`."""
+    """pass@k of plain decoding and `auto` on tasks that pass or fail, if an answer passed."""
     for task in manifest.tasks:
         for method in (m for m in manifest.methods if m.split(":")[0] in (PLAIN, "auto")):
             mine = [r for r in records if (r.task, r.method) == (task, method)]
-            if rates := pass_at_ks(manifest, task, mine):
+            rates = pass_at_ks(manifest, task, mine)
+            if any(rates.values()):
                 each = ", ".join(f"pass@{k} {percent(rate)}" for k, rate in rates.items())
                 yield f"{task}, `{method}`: {each}."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import forerun
 from forerun.cli.main import main
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ModelError
-from forerun.training.drafts import data
+from forerun.training.drafts import data, phases
 from forerun.training.drafts.card import data_hash
 from forerun.training.drafts.data import read_prompts, reference_answers, running_text
 from forerun.training.drafts.distillation import DIVERGENCES, Best, Distilled, divergence
@@ -210,6 +211,19 @@ def test_a_resumed_run_keeps_its_minutes(target, prompts, tmp_path, monkeypatch,
         with pytest.raises(KeyboardInterrupt):
             recipe(target, prompts, minutes=one).train(tmp_path, resume=how)
     assert read_budgets(tmp_path)["minutes"] == used
+
+
+@pytest.mark.parametrize(("seconds", "evaluations"), [(0.0, [8, 8]), (1e6, [2, 2])])
+def test_slow_evaluations_are_fewer(target, prompts, tmp_path, monkeypatch, seconds, evaluations):
+    """The first and the last one of a phase stay."""
+    clock = count(0.0, seconds)
+    monkeypatch.setattr(phases, "perf_counter", lambda: next(clock))
+    looks: list[str] = []
+    recipe(target, prompts, max_steps=16).train(
+        tmp_path, watch=lambda title, share, note: looks.append(title + note)
+    )
+    found = [looks.count(f"{name}evaluating") for name in ("pretrain", "align")]
+    assert found == evaluations
 
 
 def test_losses_read_the_target_or_its_stored_rows(target, trained):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import numpy as np
-import torch
 
 from forerun.runner.native import kernels
 from forerun.runner.native.layout import TOP_BLOCK, TOP_SPAN
@@ -29,6 +28,8 @@ def top_probs(rows: Many[np.ndarray] | np.ndarray, num: int) -> tuple[np.ndarray
     ids. A row with NaN or +inf, or without a finite logit, gets zeros. A row's result does not
     depend on the other rows or on the threads.
     """
+    import torch  # here: drafters are checked by name without loading it
+
     found, n, vocab = kernels(), len(rows), len(rows[0])
     ids, probs = np.empty((n, num), np.int32), np.empty((n, num), np.float32)
     scratch = np.empty(n * (-(-vocab // TOP_BLOCK) + 2 * -(-vocab // TOP_SPAN)), np.float32)

@@ -52,8 +52,8 @@ def command(mode: str, options: argparse.Namespace) -> list[str]:
     words = [sys.executable, "-m", "forerun", "bench", "run", "--suite", "real", "--mode", mode]
     words += ["--model", options.model, "--data-dir", str(options.data_dir), "--dtype", "bf16"]
     words += ["--methods", options.methods, "--out", str(options.out / mode), "--texts"]
-    if options.peers_dir:
-        words += ["--peers-dir", str(options.peers_dir), "--peers", ",".join(peers(mode, options))]
+    if options.peers_dir and (names := peers(mode, options)):
+        words += ["--peers-dir", str(options.peers_dir), "--peers", ",".join(names)]
     for name in ("examples", "max_new_tokens", "tasks"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -150,6 +150,8 @@ def main() -> None:
     options = parser.parse_args()
     if not options.out or not (options.table or options.model):
         scripts.skip("it takes hours for a model; give --model and --out")
+    if options.peers and not options.peers_dir:
+        parser.error("--peers needs --peers-dir, the folder of their environments (`make peers`)")
     for mode in options.modes if not options.table else ():
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run(command(mode, options), check=True, env=env, stdout=sys.stderr)

@@ -72,7 +72,7 @@ def write_prompts(options: argparse.Namespace) -> Path:
     if not path.exists():
         rows = [json.dumps(row) + "\n" for row in tuning_prompts(options.data_dir)]
         rows = rows[: options.prompts]
-        random.Random(0).shuffle(rows)  # every tenth is held out: in turn, that would miss tasks
+        random.Random(0).shuffle(rows)  # every tenth is held out, of each task some
         path.write_text("".join(rows), encoding="utf-8")
     return path
 

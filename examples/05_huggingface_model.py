@@ -9,12 +9,13 @@ reasoner, which is an ordinary Hugging Face checkpoint.
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import forerun
 from forerun.assets import embedded
-from forerun.models.paths import located
+from forerun.models.paths import is_gguf, located
 from forerun.tasks.reasoning import ReasoningTask
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -24,9 +25,9 @@ given = parser.parse_args()
 prompt, length = given.prompt, 100
 
 try:
+    if is_gguf(Path(given.path)):
+        sys.exit(f"error: transformers needs a folder, got the file {given.path}; give a folder")
     path = located(given.path)  # the folder of a name
-    if path.endswith(".gguf"):
-        sys.exit("error: transformers has no common form with a .gguf file; give a model folder")
     model = forerun.load(path, dtype="fp32")
     model.generate(prompt, max_new_tokens=8, temperature=0)  # warm-up: compiles kernels once
 except forerun.ForerunError as error:

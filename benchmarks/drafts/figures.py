@@ -11,7 +11,8 @@ from scripts import Row
 
 from forerun.bench.metrics import STUDENT
 
-SHOWN, NOT_SHOWN = "goal reached", "mechanism verified, effect not shown"
+SHOWN, OPPOSITE = "effect shown", "opposite effect"
+NOT_SHOWN = "mechanism verified, effect not shown"
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -54,10 +55,10 @@ def ratio(rows: Sequence[Row], others: Sequence[Row]) -> tuple[float, float, flo
 def goal(text: str, values: Sequence[float], least: float = 0.0) -> str:
     """A line on a goal: the mean difference over seeds has to be above `least` with its interval.
 
-    One seed shows nothing.
+    The effect is opposite if the interval lies below 0. One seed shows nothing.
     """
     mean, half = spread(values)
-    word = SHOWN if mean - half > least else NOT_SHOWN
+    word = SHOWN if mean - half > least else OPPOSITE if mean + half < 0 else NOT_SHOWN
     return f"- {text[0].upper()}{text[1:]}: {cell(values)}; {word}."
 
 

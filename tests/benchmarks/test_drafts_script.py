@@ -41,19 +41,21 @@ def test_intervals_over_seeds_are_student_t(module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "least", "is_shown"),
+    ("values", "least", "verdict"),
     [
-        ([0.10, 0.11, 0.12], 0.0, True),
-        ([0.10, 0.11, 0.12], 0.1, False),  # the interval reaches below the goal
-        ([-0.10, 0.11, 0.12], 0.0, False),
-        ([0.5], 0.0, False),  # one seed shows nothing
+        ([0.10, 0.11, 0.12], 0.0, "SHOWN"),
+        ([0.10, 0.11, 0.12], 0.1, "NOT_SHOWN"),  # the interval reaches below the goal
+        ([-0.10, 0.11, 0.12], 0.0, "NOT_SHOWN"),
+        ([-0.10, -0.11, -0.12], 0.0, "OPPOSITE"),
+        ([0.5], 0.0, "NOT_SHOWN"),  # one seed shows nothing
+        ([-0.5], 0.0, "NOT_SHOWN"),
     ],
 )
-def test_a_goal_is_shown_only_with_its_whole_interval(
-    values: list[float], least: float, is_shown: bool, module
+def test_the_verdict_on_a_goal_follows_the_whole_interval(
+    values: list[float], least: float, verdict: str, module
 ) -> None:
     figures = module("figures")
-    assert (figures.SHOWN in figures.goal("x", values, least)) is is_shown
+    assert figures.goal("x", values, least).endswith(f"; {getattr(figures, verdict)}.")
 
 
 def test_the_ratio_of_taus_is_paired_by_prompt(module) -> None:

@@ -114,7 +114,7 @@ def test_bad_constraints_are_refused_before_a_model_is_loaded(
         ('start: a\na: "1" a\n', "it was cut after 6 tokens"),  # endless forced text
         ("regex:pattern=[0-9]{50}", "it was cut after 6 tokens; raise --max-new-tokens"),
         ("def prefix(text):\n    raise ValueError('an error')\n", "ValueError: an error"),
-        ("def prefix(text):\n    return False\n", "no allowed text goes on from it"),
+        ("def prefix(text):\n    return False\n", "no allowed token can follow"),
     ],
 )
 def test_texts_that_are_not_valid_are_named(

@@ -199,18 +199,26 @@ def test_only_a_part_of_many_held_out_answers_is_read(target, prompts, trained, 
     assert not set(one.material.trained) & set(everything)
 
 
-@pytest.mark.parametrize(("given", "used"), [(60.0, 600.0), (30.0, 30.0)])
-def test_a_resumed_run_keeps_its_minutes(target, prompts, tmp_path, monkeypatch, given, used):
-    """60 is the default, which a call without --minutes has."""
-
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ([], {"minutes": 600.0, "rate": 0.3, "threads": 1}),
+        (["--minutes", 60], {"minutes": 60.0, "rate": 0.3, "threads": 1}),  # the default, given
+        (["--rate", 2, "--threads", 2], {"minutes": 600.0, "rate": 2.0, "threads": 2}),
+    ],
+)
+def test_a_resumed_run_keeps_what_is_not_given(
+    target, prompts, tmp_path, monkeypatch, call, given, used
+):
     def stop(self: Draft, out: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Draft, "open", stop)
-    for one, how in ((600.0, False), (given, True)):
-        with pytest.raises(KeyboardInterrupt):
-            recipe(target, prompts, minutes=one).train(tmp_path, resume=how)
-    assert read_budgets(tmp_path)["minutes"] == used
+    words = ["train", "draft", "--model", target, "--prompts", prompts, "--out", tmp_path]
+    first = ["--minutes", 600, "--rate", 0.3, "--threads", 1]
+    for more in (first, ["--resume", *given]):
+        assert call(*words, *more)[0] == 130
+    assert {name: read_budgets(tmp_path)[name] for name in used} == used
 
 
 @pytest.mark.parametrize(("seconds", "evaluations"), [(0.0, [8, 8]), (1e6, [2, 2])])

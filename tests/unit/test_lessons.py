@@ -159,8 +159,8 @@ def test_a_full_memory_evicts_between_the_same_lessons(scope: str) -> None:
     assert evicted > 100
 
 
-def test_laws_of_several_vocabularies_and_types() -> None:
-    """Shorter and longer than a stretch, fewer stretches than entries and more."""
+def test_laws_of_several_vocabularies() -> None:
+    """Shorter and longer than a block, fewer blocks than entries and more."""
     for vocab in (BLOCK - 1, 3 * BLOCK, 9 * BLOCK + 1):
         ours, theirs = Stand(entries=4), OneByOne(entries=4)
         text = Text(0, vocab, num=5)

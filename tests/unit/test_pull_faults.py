@@ -171,10 +171,35 @@ def test_a_damaged_folder_is_named_with_its_repair(
         asked = ("generate", "--model", NAME, "--prompt", "a")
         assert refuses(*asked).endswith(f"run `forerun pull {NAME}`")
     (folder / name).unlink()
-    if name == "model.safetensors":
-        assert refuses(*asked).endswith(f"run `forerun pull {NAME}`")
+    assert refuses(*asked).endswith(f"run `forerun pull {NAME}`")
     forerun.pull(NAME)
     assert "damaged (" not in call("models")[1]
+
+
+def test_a_damaged_folder_stays_until_the_new_one_is_ready(shop: Shop) -> None:
+    folder = forerun.pull(NAME)
+    (folder / "config.json").write_text("{}")
+    shop.mode("offline " + shop.packages[0])
+    with pytest.raises(ModelError):
+        pull(NAME)
+    assert (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"config.json": 5}', '{"config.json": {}}'])
+def test_a_damaged_record_makes_a_damaged_folder(shop: Shop, call: Call, text: str) -> None:
+    folder = forerun.pull(NAME)
+    (folder / "pulled.json").write_text(text)
+    assert "damaged (" in call("models")[1]
+    forerun.pull(NAME)
+    assert "damaged (" not in call("models")[1]
+
+
+def test_a_changed_model_card_is_no_damage(shop: Shop) -> None:
+    folder = forerun.pull(NAME)
+    (folder / "README.md").write_text("mine")
+    shop.asked()
+    assert forerun.pull(NAME) == folder and shop.asked() == []
+    assert (folder / "README.md").read_text() == "mine"
 
 
 def test_parts_that_do_not_make_the_file(shop: Shop) -> None:

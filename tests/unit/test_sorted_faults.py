@@ -159,3 +159,14 @@ def test_first_layers_of_a_model_with_kinds_of_layers(
     recipe(folder, text, init=str(folder), max_steps=1).train(tmp_path / "out")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert len(found.model.layers) == len(found.config.layer_types) == 2
+
+
+def test_a_head_that_caps_its_logits_is_refused(target: Path, text: Path, tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    folder = shutil.copytree(target, tmp_path / "init")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    Gemma2ForCausalLM(Gemma2Config(vocab_size=320, **sizes, **heads)).save_pretrained(folder)
+    with pytest.raises(ConfigError, match="is a gemma2, and sorted drafts start from llama"):
+        recipe(folder, text, init=str(folder), max_steps=1).train(tmp_path / "out")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 import torch
@@ -80,7 +78,7 @@ def test_masked_logits_have_no_probability() -> None:
 def test_a_row_does_not_depend_on_other_rows_or_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit; enough logits that threads share them."""
     rows = list(logits(60_000, num=7))
-    assert 7 * 60_000 > native.SERIAL > 60_000
+    assert 7 * 60_000 > native.MIN_SHARED > 60_000
     ids, probs = native.top_probs(rows, 10)
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)  # noqa: B023
@@ -99,6 +97,9 @@ def test_other_types_and_layouts_are_taken() -> None:
         found = top_probs(list(given), 5)
         np.testing.assert_array_equal(found[0], ids)
         np.testing.assert_allclose(found[1], probs, rtol=5e-6)
+    mixed = [rows[0], rows[1].astype(np.float64), strided[2], rows[3, :9]]
+    np.testing.assert_array_equal(top_probs(mixed, 5)[0][:3], ids[:3])
+    np.testing.assert_array_equal(top_probs(mixed, 5)[0][3], plain(rows[3:, :9], 5)[0][0])
     assert [part.shape for part in top_probs([], 5)] == [(0, 5), (0, 5)]
 
 
@@ -119,4 +120,3 @@ def test_scratch_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
             native.top_probs(rows, num)
             monkeypatch.undo()
     assert len(made) == 6 * len(SIZES) and all((array[-64:] == 77).all() for array in made)
-    assert ctypes.sizeof(ctypes.c_float) == made[0].itemsize

@@ -16,10 +16,10 @@ from forerun.bench.json_fields import from_dict
 from forerun.bench.suite_examples import HALVES, HELD_OUT, picked
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.tasks.base import Task
-from forerun.utils.text import counted
 
 BUILT_IN = Path(__file__).with_name("suites")
 SHAPE = "[modes.NAME] tables with a temperature, and [[tasks]] with task, examples, max_new_tokens"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forerun.cli.options import is_given
 from forerun.cli.output import notice
 from forerun.errors import ConfigError
 
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
 SuiteName = Annotated[
     str | None,
-    typer.Option(
-        "--suite", help="Fixed tasks and sampling: real, see docs/tasks.md; or a .toml file."
-    ),
+    typer.Option("--suite", help="Suite to run: real (docs/tasks.md), or a .toml file."),
 ]
 ModeName = Annotated[
     str | None,
@@ -57,22 +56,16 @@ def chosen(ctx: typer.Context) -> SuiteRun | None:
         mode=given["mode"],
         half=given["half"] or HELD_OUT,
         data_dir=given["data_dir"],
-        only=split_names(given["tasks"], "task") if _is_given(ctx, "tasks") else (),
-        limits={name: given[name] for name in LIMITS if _is_given(ctx, name)},
+        only=split_names(given["tasks"], "task") if is_given(ctx, "tasks") else (),
+        limits={name: given[name] for name in LIMITS if is_given(ctx, name)},
     )
 
 
 def sampling(ctx: typer.Context, run: SuiteRun) -> Sampling:
     """The sampling of the suite's mode, with the options on the command line."""
     found = run.suite.modes[run.mode].sampling(run.max_new_tokens)
-    given = {name: ctx.params[name] for name in SAMPLING if _is_given(ctx, name)}
+    given = {name: ctx.params[name] for name in SAMPLING if is_given(ctx, name)}
     changed = [f"{name} {value}" for name, value in given.items() if value != getattr(found, name)]
     if changed:
-        notice(f"mode {run.mode!r} of the suite is changed: {', '.join(changed)}")
+        notice(f"options replace settings of mode {run.mode!r}: {', '.join(changed)}")
     return replace(found, **given)
-
-
-def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether an option is on the command line."""
-    source = ctx.get_parameter_source(name)  # an enum of click or of typer's copy
-    return source is not None and source.name == "COMMANDLINE"

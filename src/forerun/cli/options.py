@@ -73,10 +73,16 @@ Seed = Annotated[
     int | None,
     typer.Option(
         "--seed",
-        help="Random seed; repeats samples (docs/cli.md).",
+        help="Random seed: the same command repeats its samples (limits: docs/cli.md).",
         rich_help_panel=SAMPLING,
     ),
 ]
+
+
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
+    source = ctx.get_parameter_source(name)  # an enum of click or of typer's copy
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _dtype(name: str) -> str:

@@ -159,7 +159,7 @@ def invalid_reason(sample: Sample) -> str:
     if sample.finish == "length":
         reason = reason or f"it was cut after {counted(len(sample.tokens), 'token')}"
         reason += "; raise --max-new-tokens"
-    default = "no allowed text goes on from it; check constraints, stop texts and banned tokens"
+    default = "no allowed token can follow; check constraints, stop texts and banned tokens"
     return f"the text is not valid: {reason or default}"
 
 

@@ -88,8 +88,11 @@ def _pull(download: Download) -> None:
 
 
 def _remove(name: str) -> None:
-    folder = pulling.remove(name)
-    notice(f"removed {folder}" if folder else f"{pulling.known(name).name} is not in the cache")
+    folders = pulling.remove(name)
+    for folder in folders:
+        notice(f"removed {folder}")
+    if not folders:
+        notice(f"{pulling.known(name).name} is not in the cache")
 
 
 class Line:

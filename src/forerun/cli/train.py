@@ -15,6 +15,7 @@ from forerun.cli import _signature, options
 from forerun.cli._call_line import call_line
 from forerun.cli._progress import Display
 from forerun.errors import ConfigError
+from forerun.training.plans import read_budgets
 
 if TYPE_CHECKING:
     from forerun.training.recipes.base import Recipe
@@ -84,18 +85,30 @@ def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> No
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
-    recipe = cls(**_signature.given(cls, given))
+    resume = given.get("resume", False)
+    kept = _kept(cls, ctx, out) if resume else {}
+    recipe = cls(**kept | _signature.given(cls, given))
     options.check_out_folder(out)
     options.check_folder_name(out)
     typer.echo(f"training {name} in {out}, seed {recipe.seed}")
     with Display() as display:
         try:
-            lines = recipe.train(out, resume=given.get("resume", False), watch=display.draw)
+            lines = recipe.train(out, resume=resume, watch=display.draw)
         except KeyboardInterrupt:
             typer.echo(f"\n{_stopped(ctx, recipe)}")
             raise typer.Exit(130) from None
     for line in lines:
         typer.echo(line)
+
+
+def _kept(cls: type[Recipe], ctx: typer.Context, out: Path) -> dict[str, Any]:
+    """Numbers and names that a resumed run may change, from the run before, if not given."""
+    return {
+        name: value
+        for name, value in read_budgets(out).items()
+        if name in cls.may_change and isinstance(value, int | float | str)
+        if not options.is_given(ctx, name)
+    }
 
 
 def _stopped(ctx: typer.Context, recipe: Recipe) -> str:

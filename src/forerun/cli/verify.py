@@ -68,6 +68,11 @@ class Results:
         return law_report(self.laws)
 
     @property
+    def greedy_is_vacuous(self) -> bool:
+        """Whether no draft was accepted in the greedy tests."""
+        return not any(case.accepted for case in self.cases)
+
+    @property
     def passed(self) -> bool | None:
         """None if nothing failed but not all was tested."""
         is_good = all(case.passed for case in self.cases) and self.law.passed

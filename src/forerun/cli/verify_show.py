@@ -39,7 +39,7 @@ def to_dict(model: Model, found: Results) -> dict[str, Any]:
         "passed": found.passed,
         "interrupted": not found.is_complete,
         "greedy": greedy,
-        "greedy_is_vacuous": not any(case.accepted for case in found.cases),
+        "greedy_is_vacuous": found.greedy_is_vacuous,
         "law": {
             "passed": law.passed,
             "is_vacuous": law.is_vacuous,
@@ -59,7 +59,7 @@ def show(model: Model, found: Results) -> None:
 
     out, cases, law = console(), found.cases, found.law
     dtype = str(dtype_of(model)).removeprefix("torch.")
-    out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}; two texts of each prompt")
+    out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}; each prompt twice")
     _show_each(out, cases, _greedy_line)
     causes = Counter(case.cause for case in cases)
     out.print(
@@ -71,10 +71,10 @@ def show(model: Model, found: Results) -> None:
         f"difference {max((c.noise for c in cases), default=0):.2g} "
         f"(tolerance {max((c.tolerance for c in cases), default=0):.2g})"
     )
-    if not any(case.accepted for case in cases):
+    if cases and found.greedy_is_vacuous:
         out.print(
-            "  warning: no draft was accepted, so this test proves little; use more --prompts or "
-            "--max-new-tokens"
+            "  warning: no draft was accepted, so this test proves little; use a --drafter that "
+            "drafts, more --prompts or more --max-new-tokens"
         )
     if found.laws:
         _show_law(out, law)

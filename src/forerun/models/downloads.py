@@ -73,12 +73,12 @@ def find(name: str) -> Download | None:
     return next((one for one in downloads() if name in (one.name, *one.aliases)), None)
 
 
-def repair(path: Path) -> str:
-    """What to do about a damaged file or folder of a model."""
+def repair(path: Path, advice: str = "fetch or copy it again") -> str:
+    """What to do about a damaged file or folder of a model; `advice` if it was not pulled."""
     for one in downloads():
         if pulled_folder(one) in (path, *path.parents):
             return f"run `forerun pull {one.name}`"
-    return "fetch or copy it again"
+    return advice
 
 
 def pulled_folder(download: Download) -> Path:

@@ -139,7 +139,8 @@ def _check_transformers(
     if not any(any(folder.glob(form)) for form in WEIGHT_FILES):
         raise ModelError(
             f"there are no weights in {folder} (model.safetensors, shards with "
-            f"model.safetensors.index.json, or pytorch_model.bin); {repair(folder)}"
+            "model.safetensors.index.json, or pytorch_model.bin); "
+            + repair(folder, "fetch the model again, or copy its weights there")
         ) from None
     if check_config(folder).get(HEAD_SIZE) is not None:
         raise ModelError(

@@ -159,7 +159,8 @@ def check_folder(folder: Path) -> Path:
     """The config file of a model folder. Raises ModelError if there is none."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"there is no config.json in {folder}; is it a model folder?")
+        advice = repair(folder, "is it a model folder?")
+        raise ModelError(f"there is no config.json in {folder}; {advice}")
     return path
 
 

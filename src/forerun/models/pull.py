@@ -96,9 +96,7 @@ def pull(name: str, *, report: Report | None = None) -> Path:
 
 
 def _make(download: Download, store: Path, report: Report) -> None:
-    """Replaces the folder of a model; parts in the store are used."""
-    if pulled_folder(download).is_dir():
-        _delete(pulled_folder(download))
+    """Makes the folder of a model from parts in the store and others; then replaces an old one."""
     check_room(download, store)
     _convert(download, _joined(download, store, report), store, report)
 
@@ -163,19 +161,25 @@ def has_sizes(folder: Path) -> bool:
 def _made(folder: Path) -> dict[str, Any]:
     """Size and hash of each file of a pulled folder, from its record; empty if that is damaged."""
     try:
-        return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
+        made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return {name: {key: one[key] for key in ("bytes", "sha256")} for name, one in made.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def remove(name: str) -> Path | None:
-    """Deletes a pulled model and the parts of an interrupted pull; returns what was deleted."""
+def remove(name: str) -> list[Path]:
+    """Deletes a pulled model and the parts of an interrupted pull; returns the deleted folders.
+
+    Waits for another process that pulls this model.
+    """
     download = known(name)
     folder, parts = pulled_folder(download), _store(download)
-    found = next((path for path in (folder, parts) if path.is_dir()), None)
-    shutil.rmtree(parts, ignore_errors=True)
-    if folder.is_dir():
-        _delete(folder)
+    found = [path for path in (folder, parts) if path.is_dir()]
+    if found:
+        with _locked(parts, download.name):
+            if folder.is_dir():
+                _delete(folder)
+            shutil.rmtree(parts, ignore_errors=True)
     return found
 
 
@@ -285,18 +289,20 @@ def _convert(download: Download, path: Path, store: Path, report: Report) -> Non
     from forerun.models.gguf import GgufFile
     from forerun.models.gguf_folder import describe
 
-    file = GgufFile(path)
+    gguf = GgufFile(path)
     with tempfile.TemporaryDirectory(prefix=".folder-", dir=store) as made:
         part = Path(made) / "folder"
         part.mkdir()
-        describe(file, part)
-        _write_weights(file, part / "model.safetensors", report)
-        (part / "README.md").write_text(_card(download), encoding="utf-8")
+        describe(gguf, part)
+        _write_weights(gguf, part / "model.safetensors", report)
         record = {
-            path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
-            for path in sorted(part.iterdir())
+            file.name: {"bytes": file.stat().st_size, "sha256": digest(file)}
+            for file in sorted(part.iterdir())
         }
         (part / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        (part / "README.md").write_text(_card(download), encoding="utf-8")
+        if pulled_folder(download).is_dir():
+            _delete(pulled_folder(download))
         os.replace(part, pulled_folder(download))
 
 

@@ -64,9 +64,9 @@ class Tokenizer:
         if not any((folder / file).exists() for file in FILES):
             if not (folder / "config.json").exists():
                 read_config(folder)  # raises: no model
+            advice = repair(folder, "copy it from the original model")
             raise ModelError(
-                f"there is no tokenizer in {folder} (none of {', '.join(FILES[:4])}); copy it from "
-                "the original model"
+                f"there is no tokenizer in {folder} (none of {', '.join(FILES[:4])}); {advice}"
             )
         try:
             inner = _inner(folder)
@@ -74,8 +74,10 @@ class Tokenizer:
             check_code(folder, cause)
             if (folder / "config.json").exists():
                 read_config(folder)  # raises if the config is at fault
+            is_missing = isinstance(cause, ImportError)
+            advice = "install the missing package" if is_missing else repair(folder)
             raise ModelError(
-                f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}; {repair(folder)}"
+                f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}; {advice}"
             ) from cause
         ids = [*as_ids(inner.eos_token_id), *declared_eos(folder)]
         return cls(inner, usable_end_ids(folder, ids))

@@ -20,9 +20,9 @@ WORDING = '{question}\n\nThink step by step, and end with "The answer is NUMBER.
 COMPLETION = "Question: {question}\nAnswer:"
 MARK = "####"  # before the answer in the file
 NUMBER = r"-?\$?\d[\d,]*(?:\.\d+)?"
-_STATED = re.compile(
-    rf"(?:{MARK}|\\boxed\{{|answer(?: is)?:?)[\s*$]*(?:\\\w+\{{)?({NUMBER})", re.IGNORECASE
-)
+_MARKED = rf"(?:{MARK}|\\boxed\{{|answer(?: is:?|:))[\s*$]*(?:\\\w+\{{)?({NUMBER})"
+_STATED = re.compile(_MARKED, re.IGNORECASE)
+_COMPLETE = re.compile(rf"{_MARKED}(?=[.,]?[^\d.,])", re.IGNORECASE)  # no digits can follow
 _NUMBER = re.compile(NUMBER)
 _NEXT_QUESTION = re.compile(r"\n\s*Question:")
 
@@ -47,8 +47,9 @@ class Gsm8kTask(FromFile):
         return float(self.read(text) == example.answer)
 
     def has_answer(self, text: str) -> bool:
-        """Whether a number is marked as the answer; of a cut text, the last number is none."""
-        return bool(_STATED.search(_own(text)))
+        """Whether a cut text states its final answer: a whole number with a mark."""
+        found = _COMPLETE.search(text)
+        return found is not None and found.end() <= len(_own(text))
 
     def read(self, text: str) -> str | None:
         """The last number marked as the answer, otherwise the last number."""

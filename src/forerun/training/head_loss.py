@@ -57,7 +57,8 @@ class _HeadCrossEntropy(torch.autograd.Function):
             p.copy_(torch.mm(x, head.T, out=out))
             ahead = p.amax(-1, keepdim=True) - p.gather(-1, label)
             torch.softmax(p, -1, out=p)
-            loss += (weight * (ahead - p.amax(-1, keepdim=True).log())).sum()  # max: 1 / sum
+            log_sum = -p.amax(-1, keepdim=True).log()  # the largest p is 1 / sum e^(x - max x)
+            loss += (weight * (ahead + log_sum)).sum()
             p.scatter_add_(-1, label, torch.full_like(weight, -1.0)).mul_(weight)
             out.copy_(p)
             torch.mm(out, head, out=of_hidden[here])

@@ -9,7 +9,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from .data.documents import Batches, Micro
 from .head_loss import head_cross_entropy
@@ -19,6 +27,7 @@ from .processes import process_group
 from .progress import Watch, silent, step_note
 from .renamed import refuse
 
+LINEAR_HEADS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 EAGER_WIDTH = 320  # tokens; up to here eager attention trains faster than SDPA on a CPU
 
 
@@ -55,6 +64,11 @@ def build_model(
     return LlamaForCausalLM(LlamaConfig(**settings | fields))
 
 
+def has_linear_head(model: PreTrainedModel) -> bool:
+    """Whether logits are `hidden @ head.T`, without bias, scale or cap."""
+    return isinstance(model, LINEAR_HEADS)
+
+
 class LanguageModel:
     """`Trainable` for next-token prediction with a Hugging Face causal model.
 
@@ -70,11 +84,16 @@ class LanguageModel:
 
     def loss(self, micro: Micro) -> torch.Tensor:
         """Weighted cross-entropy in nats; position t predicts token t + 1."""
-        targets, weights = micro.tokens[:, 1:], micro.weights[:, 1:]
-        if isinstance(self.model, LlamaForCausalLM):  # its logits are hidden @ head.T
+        if has_linear_head(self.model):
             hidden = self.outputs(micro, self.model.model).last_hidden_state
-            return head_cross_entropy(hidden, self.model.lm_head.weight, targets, weights)
+            return self.head_loss(hidden, micro)
+        targets, weights = micro.tokens[:, 1:], micro.weights[:, 1:]
         return cross_entropy(self.logits(micro).float(), targets, weights)
+
+    def head_loss(self, hidden: Tensor, micro: Micro) -> Tensor:
+        """`loss` of a model with a linear head, from the hidden states [rows, width - 1, D]."""
+        targets, weights = micro.tokens[:, 1:], micro.weights[:, 1:]
+        return head_cross_entropy(hidden, self.model.lm_head.weight, targets, weights)
 
     def logits(self, micro: Micro) -> Tensor:
         """Logits [rows, width - 1, V] at all tokens but the last."""

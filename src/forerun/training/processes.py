@@ -120,7 +120,7 @@ def is_first_process() -> bool:
 
 @contextmanager
 def all_threads() -> Iterator[None]:
-    """Within the block this process has a thread for each process of its group, which wait."""
+    """A block in which this process has a thread for each process of its group; the others wait."""
     own = torch.get_num_threads()
     torch.set_num_threads(max(own, dist.get_world_size() if dist.is_initialized() else 1))
     try:

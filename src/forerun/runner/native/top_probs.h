@@ -1,7 +1,7 @@
 /* The largest probabilities of rows of logits.
 
-   A row is cut into spans, which threads share; sums are added in the order of the spans, so that a
-   row's probabilities are the same bits whatever else is asked for and however many threads work. */
+   A row is cut into spans, which threads share. Partial sums are added in a fixed order, so a row's
+   result is bit-identical for any number of rows and of threads. */
 
 /* WIDTH logits, or those that are left; the rest is -inf. */
 INLINE vec FN(load_logits)(const float *x, int64_t left) {
@@ -41,7 +41,7 @@ INLINE float FN(sum_of_exps)(const float *x, int64_t n, float shift) {
 }
 
 /* Inserts a value into `found` falling ones, after equal ones; of more than num the last drops out.
-   Returns the new number. The value must exceed the last of num. */
+   Returns the new number. If there are num, `value` must exceed the last. */
 INLINE int64_t FN(insert)(float *values, int32_t *ids, int64_t found, int64_t num, float value,
                           int64_t id) {
     int64_t at = found < num ? found : num - 1;

@@ -8,34 +8,32 @@ import numpy as np
 
 from forerun.runner.native import kernels
 from forerun.runner.native.layout import TOP_BLOCK, TOP_SPAN
-from forerun.runner.native.threads import ThreadCount
 
-SERIAL = 1 << 17  # logits; for fewer, waking threads takes longer than they save
-_threads = ThreadCount()
+MIN_SHARED = 1 << 17  # logits; for fewer, waking threads takes longer than they save
 
 
 def is_supported(rows: Many[np.ndarray] | np.ndarray) -> bool:
-    """Whether `top_probs` takes these rows of logits [V]."""
+    """Whether `top_probs` takes these rows of logits."""
     return bool(kernels()) and all(
-        row.dtype == np.float32 and row.flags.c_contiguous for row in rows
+        row.dtype == np.float32 and row.flags.c_contiguous and row.shape == rows[0].shape
+        for row in rows
     )
 
 
 def top_probs(rows: Many[np.ndarray] | np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
     """The `num` largest probabilities of softmax(row) for each of n >= 1 rows [V].
 
-    Returns ids int32 and probabilities float32, both [n, num], falling, then zeros; ties: lowest
-    ids. A row with NaN or +inf, or without a finite logit, gets zeros. A row's result does not
-    depend on the other rows or on the threads.
+    Returns ids int32 and probabilities float32, both [n, num], ordered by logit, then zeros; equal
+    logits: lowest id first. A row with NaN or +inf, or without a finite logit, gets zeros. A row's
+    result does not depend on the other rows or on the number of threads.
     """
-    import torch  # here: drafters are checked by name without loading it
+    import torch  # here: the options of a drafter are checked without loading torch
 
     found, n, vocab = kernels(), len(rows), len(rows[0])
     ids, probs = np.empty((n, num), np.int32), np.empty((n, num), np.float32)
     scratch = np.empty(n * (-(-vocab // TOP_BLOCK) + 2 * -(-vocab // TOP_SPAN)), np.float32)
     starts = np.array([row.ctypes.data for row in rows], np.uint64)
-    is_shared = n * vocab > SERIAL
-    threads = _threads.size(torch.get_num_threads()) if is_shared else 1
+    threads = torch.get_num_threads() if n * vocab >= MIN_SHARED else 1
     found.library.forerun_top_probs(  # type: ignore[union-attr]
         found.level,
         starts.ctypes.data,
@@ -47,6 +45,4 @@ def top_probs(rows: Many[np.ndarray] | np.ndarray, num: int) -> tuple[np.ndarray
         probs.ctypes.data,
         threads,
     )
-    if is_shared:
-        _threads.took(n)
     return ids, probs

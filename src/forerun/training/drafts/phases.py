@@ -21,7 +21,7 @@ from forerun.training.progress import Watch, step_note
 
 CODE_SHARE = 2 / 3  # of tokens in continued training
 EVALUATIONS = 8  # of held-out acceptance per phase, fewer if they take long
-EVALUATED_SHARE = 0.2  # seconds of an evaluation per second of training, at most; not of the last
+EVALUATED_SHARE = 0.2  # of training time, at most; a phase's first and last evaluation always run
 RATES = {"pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
 PROBE_SHARE = 0.05  # of the minutes, for each shape at most
 TWO, THREE = (0.5, 0.5), (0.45, 0.2, 0.35)  # shares of the budget

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.training.data.documents import Batches, Micro
-from forerun.training.head_loss import head_cross_entropy
 from forerun.training.language_model import LanguageModel
 
 
 class SortedModel(LanguageModel):
-    """Trains all sub-models of a draft: the loss is the mean of their cross-entropies."""
+    """Trains all sub-models of a draft with a linear head: the mean of their cross-entropies."""
 
     def __init__(self, model: PreTrainedModel, data: Batches, exits: Sequence[int]) -> None:
         super().__init__(model, data)
@@ -26,13 +25,12 @@ class SortedModel(LanguageModel):
 
     def loss(self, micro: Micro) -> Tensor:
         """Mean over the exits of the weighted cross-entropy; one forward pass serves all."""
-        inner, head = self.model.model, self.model.lm_head.weight
+        inner, found = self.model.model, []
         with inputs_of(self.model) as rows:
             last = self.outputs(micro, inner).last_hidden_state
-        targets, weights, found = micro.tokens[:, 1:], micro.weights[:, 1:], []
         for depth in self.exits:
             hidden = last if depth == len(rows) else inner.norm(rows[depth])
-            found.append(head_cross_entropy(hidden, head, targets, weights))
+            found.append(self.head_loss(hidden, micro))
         return torch.stack(found).mean()
 
 

@@ -148,8 +148,6 @@ class Draft(Recipe):
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
         choose_device(self.device)  # raises ConfigError if torch finds no GPU
         check_shares(self.micro_batches, self.processes)
-        if resume and self.minutes == type(self).minutes:  # not given
-            self.minutes = plans.read_budgets(out).get("minutes", self.minutes)
         state = out / "state"
         is_trained = any(state.glob("*.pt")) or (out / "config.json").exists()
         plans.begin(out, self, is_trained=is_trained, resume=resume)

@@ -33,7 +33,7 @@ from forerun.training.drafts.measure import frozen, write_json
 from forerun.training.drafts.shapes import shape
 from forerun.training.drafts.sorted import SortedModel
 from forerun.training.export import save
-from forerun.training.language_model import build_model
+from forerun.training.language_model import build_model, has_linear_head
 from forerun.training.loop import LoopOptions, Progress
 from forerun.training.progress import Watch
 from forerun.training.recipes.base import LoopRecipe
@@ -133,7 +133,12 @@ class Sorted(LoopRecipe):
             )
         self.check_tokenizer(self.init, Tokenizer.load(located(self.init)))
         found = frozen(self.init).train().requires_grad_(True)
-        layers = getattr(getattr(found, "model", None), "layers", ())
+        if not has_linear_head(found):
+            raise ConfigError(
+                f"{self.init} is a {found.config.model_type}, and sorted drafts start from llama, "
+                "mistral, qwen2 and qwen3; use such a model, or drop --init"
+            )
+        layers = found.model.layers
         if len(layers) < depth:
             raise ConfigError(
                 f"{self.init} has {len(layers)} layers that can be taken, and the last exit is "

@@ -26,8 +26,8 @@ def largest(rows: Many[np.ndarray] | np.ndarray, num: int) -> tuple[np.ndarray, 
 def top_probs(rows: Many[np.ndarray] | np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
     """`largest` of softmax(row) for each of n rows of logits [V].
 
-    Float32 rows are computed in C where its kernels run. A row's result does not depend on the
-    other rows. A row with NaN or +inf, or without a finite logit, gets zeros.
+    Computed in C where its kernels run and all rows are float32, and then ordered by logit. A row
+    with NaN or +inf, or without a finite logit, gets zeros.
     """
     if len(rows) and native.is_supported(rows):
         return native.top_probs(rows, num)

@@ -331,7 +331,7 @@ def test_sampling_options_change_the_mode_and_say_so(bench: Call, tmp_path: Path
     _, _, err = bench("--out", tmp_path / "same", "--temperature", 0.0, *small)
     assert "is changed" not in err
     _, _, err = bench("--out", tmp_path / "other", "--temperature", 0.7, *small)
-    assert "mode 'greedy' of the suite is changed: temperature 0.7" in err
+    assert "options replace settings of mode 'greedy': temperature 0.7" in err
     assert read_run(tmp_path / "other")[0].sampling["temperature"] == 0.7
 
 

@@ -1,7 +1,8 @@
 """S2D: one sorted draft for three targets against separate drafts at equal total training.
 
 The targets share a tokenizer: that of the workbench, and two smaller ones that are trained here.
-The separate drafts have the depths of the sub-models, and share the steps of the sorted one.
+The separate drafts have the depths of the sub-models, and share the steps of the sorted one. The
+sorted draft also drafts with an exit for each token, as in the paper.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import numpy as np
 from scripts import Row, Store, table
 
 import forerun
-from drafts.common import CORPORA, Bench, PartSizes
-from drafts.figures import cell, goal, seeds_of
+from drafts.common import ANSWER, CORPORA, TEST, Bench, PartSizes
+from drafts.figures import cell, goal, seeds_of, tau_of
 from forerun.api import Model
+from forerun.controllers.fixed import Fixed
 from forerun.core.modelled_speedup import best_gamma
 from forerun.drafters._sub_model import rated_exits, sub_runners
+from forerun.drafters._token_exits import ExitSource
+from forerun.drafters.draft_model import DraftModel
 from forerun.models.draft_link import load_draft
 from forerun.training.data.documents import Batches
 from forerun.training.drafts.acceptance import held_out_acceptance
@@ -33,6 +37,7 @@ from forerun.training.recipes.sorted import Sorted
 TARGETS = {"small": Size(128, 4, 4, 2, 320), "medium": Size(192, 5, 6, 3, 512)}
 EXITS, HIDDEN = (1, 2, 4), 64
 PIECES = 96  # held-out pieces of text
+CONFIDENCE, GAMMA = 0.5, 4  # of exits per token; drafted tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ def run(bench: Bench) -> None:
     ]
     head = ["target", "layers", "sorted: acceptance", "speed-up", "separate: acceptance"]
     goals = "\n".join(lines_of(found, names))
-    bench.write("s2d", caption, table([*head, "speed-up"], lines), goals)
+    tables = caption, table([*head, "speed-up"], lines), goals
+    bench.write("s2d", *tables, *exits_of(bench, store, sizes, names))
 
 
 def made(bench: Bench, store: Store, sizes: Sizes, kind: str, seed: int) -> Row:
@@ -82,6 +88,62 @@ def made(bench: Bench, store: Store, sizes: Sizes, kind: str, seed: int) -> Row:
         return found
 
     return store.row(f"{kind}, seed {seed}", make)
+
+
+def exits_of(bench: Bench, store: Store, sizes: Sizes, names: list[str]) -> list[str]:
+    """Blocks on exits per token: tau of fixed depths and of exits, and where tokens leave."""
+    rows = [decoded_all(bench, store, sizes, seed) for seed in range(sizes.seeds)]
+    forms = [*map(str, EXITS), "exits"]
+    lines = []
+    for name in names:
+        taus = [cell([tau_of([row[f"{name}, {form}"]]) for row in rows]) for form in forms]
+        counts = np.array([row[f"{name}, exits"]["exits"] for row in rows], float)
+        shares = (counts / counts.sum(1, keepdims=True)).mean(0)
+        lines.append([name, *taus, " / ".join(f"{share:.2f}" for share in shares)])
+    caption = (
+        f"The same sorted draft, tau in decoding at temperature 1 with drafts of {GAMMA}: fixed "
+        f"depths, and the first sub-model with a largest probability above {CONFIDENCE:g}; "
+        f"shares of tokens that leave at 1, 2 and 4 layers; {seeds_of(sizes.seeds)}."
+    )
+    head = ["target", *(f"{depth} layer{'s' * (depth > 1)}" for depth in EXITS)]
+    return [caption, table([*head, "exit per token", "shares"], lines)]
+
+
+def decoded_all(bench: Bench, store: Store, sizes: Sizes, seed: int) -> Row:
+    """Tokens and passes for every target, of each depth and of exits per token."""
+
+    def make() -> Row:
+        folder, found = trained(bench, sizes, "sorted", EXITS, sizes.steps, seed), Row()
+        for name in (*TARGETS, "target"):
+            model = target(bench, sizes, name)[0]
+            for depth in EXITS:
+                found[f"{name}, {depth}"] = decoded(bench, model, folder, seed, layers=depth)
+            how = {"confidence": CONFIDENCE}
+            found[f"{name}, exits"] = decoded(bench, model, folder, seed, **how)
+        return found
+
+    return store.row(f"exits, seed {seed}", make)
+
+
+def decoded(bench: Bench, model: Model, folder: Path, seed: int, **how: Any) -> Row:
+    """Tokens and passes of each prompt for tests; of exits per token also their histogram."""
+    drafter = DraftModel(model=str(folder), tokenizer=model.tokenizer, target=model.target, **how)
+    results = model.generate(
+        bench.material.ids[TEST::10],
+        drafter=drafter,
+        controller=Fixed(nodes=GAMMA, depth=GAMMA),
+        temperature=1.0,
+        max_new_tokens=ANSWER,
+        seed=seed,
+        batch=16,
+    )
+    stats, source = [result.stats for result in results], drafter.source
+    exits = source.counts.tolist() if isinstance(source, ExitSource) else []
+    return {
+        "tokens": [s.generated for s in stats],
+        "passes": [s.passes for s in stats],
+        "exits": exits,
+    }
 
 
 def corpus(bench: Bench, sizes: Sizes) -> Path:
@@ -148,7 +210,7 @@ def target(bench: Bench, sizes: Sizes, name: str) -> tuple[Model, Any]:
         options = LoopOptions(max_steps=sizes.target_steps)
         loop_of(model, batches, options, "cpu", folder / "checkpoint.pt").run()
         save(model, folder, tokenizer=tokenizer)
-    return forerun.load(str(folder), max_seqs=1), frozen(str(folder))
+    return forerun.load(str(folder), max_seqs=16), frozen(str(folder))
 
 
 def cells(found: dict[str, list[Row]], name: str, depth: int) -> list[str]:

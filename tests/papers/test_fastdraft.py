@@ -119,8 +119,8 @@ def test_acceptance_chooses_the_checkpoint_and_perplexity_does_not(tmp_path) -> 
     assert best.found["step"] == 0 and best.found["all"] == pytest.approx(0.76)
 
 
-def test_the_best_depth_lies_inside_the_range() -> None:
-    """A step costs more with depth, and acceptance levels off."""
+def test_the_choice_of_a_shape_weighs_acceptance_against_cost() -> None:
+    """Of made figures: acceptance levels off with depth, and the cost of a step rises."""
     measured = {1: (0.03, 0.45), 2: (0.05, 0.62), 4: (0.09, 0.70), 8: (0.17, 0.72)}
     found = [
         rated(shape(64, layers), VOCAB, c=c, alpha=rate) for layers, (c, rate) in measured.items()

@@ -104,6 +104,62 @@ def test_the_published_rows_are_an_option() -> None:
     assert [ids[np.argmax(p)] for ids, p in zip(episode.ids, episode.logp, strict=True)] == [23, 27]
 
 
+@pytest.mark.parametrize(
+    ("options", "all_rows", "kept"),
+    [
+        ({}, [10, 12, 13], [10, 13]),
+        ({"compat": True}, [11, 13, 14], [14]),  # row 13 comes after an unknown step
+        ({"hold_every": 1}, [9, 10, 11, 12, 13], [9, 10, 13]),
+    ],
+)
+def test_rows_of_a_step_that_is_not_recorded_are_missing(
+    options: dict[str, Any], all_rows: list[int], kept: list[int]
+) -> None:
+    """The second of four steps is left out."""
+    for records, rows in ((True, all_rows), (False, kept)):
+        seq, found = sequence(range(10), 20, SeededDice(0)), list[Any]()
+        listen = Corrections(
+            lambda seq: ONE_CLASS,
+            lambda *given: found.append(given),  # noqa: B023
+            vocab_size=VOCAB,
+            **{"hold_every": 0, "top_k": 3} | options,
+        )
+        listen(cycle(seq, [20, 21], 1, 30))  # rows 9, 10
+        listen(cycle(seq, [22, 23], 1, 31), record=records)  # rows 11, 12
+        listen(cycle(seq, [24], 0, 32))  # row 13
+        last = cycle(seq, [], 0, 33)  # row 14, which no draft was tried at
+        seq.finish = "length"
+        listen(last)
+        ((kind, episode, is_held, stats),) = found
+        assert (kind, is_held) == (ONE_CLASS, "hold_every" in options)
+        assert episode.rows.tolist() == rows
+        assert stats.steps == (4 if records else 3)
+        laws = [law(seq.tokens[: row + 1]) for row in rows]
+        assert [ids[np.argmax(p)] for ids, p in zip(episode.ids, episode.logp, strict=True)] == [
+            np.argmax(one) for one in laws
+        ]
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_request_that_ends_in_a_step_left_out_counts_if_another_was_recorded(
+    records: bool,
+) -> None:
+    seq, found = sequence(range(10), 20, SeededDice(0)), list[Any]()
+    listen = Corrections(
+        lambda seq: ONE_CLASS,
+        lambda kind, episode, is_held, stats: found.append(episode.rows.tolist()),  # type: ignore[union-attr]
+        vocab_size=VOCAB,
+        hold_every=0,
+    )
+    listen(cycle(seq, [20, 21], 1, 30), record=records)
+    last = cycle(seq, [22, 23], 1, 31)
+    seq.finish = "length"
+    listen(last, record=False)
+    assert found == ([[10]] if records else [])
+    assert listen.counts == ({ONE_CLASS: 0} if records else {})
+    assert listen not in seq.scratch
+
+
 @pytest.mark.parametrize("grower", ["chain", "gumbel"])
 def test_the_buffer_has_exactly_the_rejected_positions(grower: str) -> None:
     """A recount from the emitted tokens: they follow the tree until one is not in it."""

@@ -246,6 +246,23 @@ def test_a_size_in_between_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen.mbsu > 1.05 * points[0].mbsu
 
 
+def test_the_source_says_whose_texts_are_counted(draft: Path, tmp_path: Path) -> None:
+    folder, prompts = make_tiny(tmp_path / "target", seed=1), ["the cat", "one two three"]
+    target, alone = forerun.load(folder), forerun.load(draft)
+    runner = load_draft(str(draft), "auto", "auto", 4, target.tokenizer)
+    how = Sampling(temperature=0, max_new_tokens=12)
+    texts = {
+        "target": [r.samples[0].tokens for r in target.generate(prompts, how, drafter="none")],
+        "draft": [r.samples[0].tokens for r in alone.generate(prompts, how, drafter="none")],
+        "raw": [target.tokenizer.encode(prompt) for prompt in prompts],
+    }
+    assert texts["target"] != texts["draft"]
+    for source, expected in texts.items():
+        trim = VocabTrim(calibrate="-", source=source, tokens=12)
+        counts = trim.count(target, runner, prompts)
+        assert counts.tolist() == np.bincount(np.concatenate(expected), minlength=288).tolist()
+
+
 def test_texts_of_the_target_are_the_best_calibration() -> None:
     """Against texts of another domain, where other tokens are frequent."""
     taus = defaultdict(float)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,23 @@ import pytest
 pytest.importorskip("fastapi")
 
 import httpx
+import numpy as np
 from tiny import make_tiny
 
 import forerun
+from fakes import sequence
 from forerun.cli.main import main
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.tree import chain
+from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import ConfigError
-from forerun.serving.learning import TimeShare
+from forerun.serving.learning import RECORDING_PART, Learning, TimeShare
+from forerun.serving.metrics import Metrics
 from forerun.serving.service import Service
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
+from forerun.training.online.learner import OnlineOptions
 from served import Served, thread, wait_until
 
 ASK: dict[str, Any] = {"model": "tiny", "prompt": "the cat", "max_tokens": 24}
@@ -140,7 +150,7 @@ def test_a_failing_listener_only_stops_learning(
 ) -> None:
     learning = served.server.service.learning
 
-    def broken(step: object) -> None:
+    def broken(step: object, record: bool) -> None:
         raise RuntimeError("bad step")
 
     monkeypatch.setattr(learning.learner, "observe", broken)
@@ -175,6 +185,154 @@ def test_work_never_exceeds_its_share_by_more_than_a_slice() -> None:
         for j in range(i, len(busy)):
             spent = sum(b - a for a, b in busy[i : j + 1])
             assert spent <= 0.25 * (busy[j][1] - busy[i][0]) + longest + 1e-9
+
+
+SHARE, STEP, ROW, SLICE, PUBLICATION = 0.25, 0.2, 0.04, 0.3, 0.5  # a share, and seconds
+
+
+class Clock:
+    """Time that passes in work and in waits only; meanwhile an engine makes a step every STEP."""
+
+    def __init__(self) -> None:
+        self.now, self.next_step, self.step = 0.0, STEP, lambda: None
+        self.pauses = list[float]()
+        self.slices, self.recordings = list[tuple[float, float]](), list[tuple[float, float]]()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + max(seconds, 1e-6)
+        while self.next_step <= end:
+            self.now, self.next_step = max(self.now, self.next_step), math.inf
+            self.step()
+            self.next_step = self.now + STEP
+        self.now = max(self.now, end)
+
+    # in place of the learner's condition
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def notify(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.pauses += [] if timeout is None else [timeout]
+        self.advance(timeout or STEP)
+
+
+class Uniform(dict):
+    """`step.laws[i]` of a root with one drafted token."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__({-1: np.full(vocab, 1 / vocab)})
+        self.rows = Rows(np.zeros((2, vocab), np.float32))
+
+
+def corrected(seqs: list[Sequence], laws: list[Uniform]) -> Step:
+    """A step that corrects the draft of every sequence."""
+    trees, starts = [chain([5]) for _ in seqs], [len(seq.tokens) for seq in seqs]
+    for seq in seqs:
+        seq.tokens.append(9)
+        seq.finish = "length" if seq.num_left == 0 else None
+    verdicts, emitted = [Verdict([], 9) for _ in seqs], [[9] for _ in seqs]
+    plans = [Plan(1) for _ in seqs]
+    return Step(seqs, plans, trees, laws, verdicts, emitted, starts=starts)  # type: ignore[arg-type]
+
+
+def driven(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, num_running: int
+) -> tuple[Clock, Learning]:
+    """The learner after 400 s of a made clock: real updates and publications of made duration."""
+    clock = Clock()
+    monkeypatch.setattr("forerun.serving.learning.monotonic", clock)
+    model = forerun.load(models[0])
+    drafter = Online(model=str(models[1]), tokenizer=model.tokenizer, target=model.target)
+    drafter.bind(model.target)
+    monkeypatch.setattr(drafter, "class_of", lambda seq: ONE_CLASS)
+    options, metrics = OnlineOptions(interval=2), Metrics("tiny")
+    learning = Learning(drafter, SHARE, options, metrics, lambda: num_running)
+    monkeypatch.setattr(learning, "_wake", clock)
+
+    def lasting(work: Callable[..., Any], seconds: float, *given: Any) -> Any:
+        """A slice."""
+        start, found = clock.now, work(*given)
+        clock.advance(seconds)
+        clock.slices.append((start, clock.now))
+        return found
+
+    def slices(kind: str, slices: Any = learning.learner.slices) -> Iterator[None]:
+        parts = slices(kind)
+        while lasting(next, SLICE, parts, parts) is not parts:
+            yield
+
+    def stored(*row: Any, stored: Any = learning.learner.listen.stored) -> Any:
+        clock.advance(ROW)
+        return stored(*row)
+
+    monkeypatch.setattr(learning.learner, "slices", slices)
+    monkeypatch.setattr(learning.learner.listen, "stored", stored)
+    publish = partial(lasting, drafter.publish, PUBLICATION)
+    monkeypatch.setattr(drafter, "publish", publish)
+
+    laws = [Uniform(model.target.vocab_size) for _ in range(4)]
+    seqs = [sequence(range(3, 9), 70 + 10 * i, SeededDice(i)) for i in range(4)]
+
+    def step() -> None:
+        start = clock.now
+        learning.observe(corrected(seqs, laws))
+        if clock.now > start:
+            clock.recordings.append((start, clock.now))
+        for i, seq in enumerate(seqs):
+            if seq.finish is not None:
+                seqs[i] = sequence(range(3, 9), 100, SeededDice(i))
+        if clock.now > 400:
+            learning.close()
+
+    clock.step = step
+    learning._run()
+    assert not learning.error
+    return clock, learning
+
+
+def excess(work: list[tuple[float, float]], share: float) -> float:
+    """Seconds of work beyond the share, in the interval in which they are most."""
+    starts, ends = np.array(sorted(work)).T
+    found = 0.0
+    for start in starts:
+        for end in ends[ends > start]:
+            spent = (ends - starts)[(starts >= start) & (ends <= end)].sum()
+            found = max(found, spent - share * (end - start))
+    return found
+
+
+def longest(work: list[tuple[float, float]]) -> float:
+    """Seconds of the longest piece of work."""
+    return max((end - start for start, end in work), default=0.0)
+
+
+def test_the_learner_keeps_to_its_share_while_requests_run(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every interval, with updates, publications and recording that would take more."""
+    clock, learning = driven(models, monkeypatch, 4)
+    work = clock.slices + clock.recordings
+    slack = longest(clock.slices) + longest(clock.recordings)
+    assert excess(work, SHARE) <= slack + 1e-6
+    part = SHARE * RECORDING_PART
+    assert excess(clock.recordings, part) <= longest(clock.recordings) + 1e-6
+    assert learning.seconds == pytest.approx(sum(end - start for start, end in work))
+    for own in (clock.slices, clock.recordings):  # neither starves the other
+        assert sum(end - start for start, end in own) > 0.15 * SHARE * clock.now
+    assert learning.drafter.versions()[ONE_CLASS] >= 4
+
+
+def test_the_learner_never_pauses_while_no_request_runs(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, learning = driven(models, monkeypatch, 0)
+    assert learning.drafter.versions()[ONE_CLASS] >= 4 and not clock.pauses
 
 
 def test_what_cannot_learn_is_refused(

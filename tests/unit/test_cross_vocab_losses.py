@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tiny import make_tokenizer
 
+from fakes import sequence
+from forerun.core.dice import SeededDice
 from forerun.drafters._translation import Translation
 from forerun.models.tokenizer import Tokenizer
 from forerun.training.losses import TopK
+from forerun.training.online.corrections import OpenRequest
 from forerun.training.online.cross_vocab_losses import hybrid_loss, mapped_kl, run_logq
-from forerun.training.online.translated import draft_runs
+from forerun.training.online.translated import Translated, TranslatedEpisode, draft_runs
 
 MAPPED = torch.tensor([0, 2, 3])  # of five draft tokens
 TEXTS = "the cat sat on the log", "ten nine — naïve 日本 eight", " the rain\n\none two", "xyzzy"
@@ -140,3 +146,28 @@ def test_a_position_within_a_draft_token_is_left_out(translation: Translation) -
     if merged in ids:
         assert 1 not in found and 2 not in found
     assert translation.run_of(letters[0]) == (translation.map.source_of(letters[0]),)
+
+
+def test_positions_of_steps_that_were_not_recorded_are_missing(translation: Translation) -> None:
+    """The others are those of the request that was recorded whole."""
+    tokens = translation.to_target.encode(TEXTS[1].encode())
+    rows = np.random.default_rng(0).normal(size=(len(tokens), 320)).astype(np.float32)
+    options: dict[str, Any] = {"vocab_size": 262, "top_k": 4}
+    listen = Translated(lambda: translation, lambda seq: "all", lambda *given: None, **options)
+    seq = sequence(tokens, 1, SeededDice(0))
+
+    def positions(recorded: list[int]) -> dict[int, tuple[Any, ...]]:
+        """Labels, p(t) and kind of each position, by the draft row that it begins at."""
+        tops = [listen.stored(rows[row], tokens[row + 1]) for row in recorded]
+        episode = listen.episode(OpenRequest("all", False, rows=recorded, tops=tops), seq)
+        assert isinstance(episode, TranslatedEpisode)
+        assert len(episode.ids) == len(episode.tail) == episode.is_direct.sum()
+        found = {}
+        for i, p in enumerate(episode.p):
+            own = episode.position == i
+            found[episode.rows[own][0]] = (*episode.labels[own], p, episode.is_direct[i])
+        return found
+
+    rest = list(range(len(tokens) - 1))
+    whole, some = positions(rest), positions(rest[::3])
+    assert 3 <= len(some) < len(whole) and some.items() <= whole.items()

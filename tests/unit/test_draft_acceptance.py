@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tiny import make_tiny
 
 from forerun.core.modelled_speedup import best_gamma, block_efficiency, speedup, tau_of_ratio
 from forerun.errors import ConfigError
 from forerun.training.data.documents import Documents
 from forerun.training.data.tokenizer import train_tokenizer
 from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.drafts.measure import frozen
 from forerun.training.drafts.phases import Budget
 from forerun.training.drafts.shapes import candidates, choose, num_parameters, rated, shape
 from forerun.training.language_model import Size, build_model
@@ -78,6 +80,19 @@ def test_held_out_acceptance_is_the_overlap_on_answers():
     assert found == pytest.approx({"all": 0.7, "greedy": 0.0, "a": 0.7, "b": 0.7}, abs=1e-6)
     same = held_out_acceptance(target, target, documents, np.array([0]))
     assert same == pytest.approx({"all": 1.0, "greedy": 1.0}, abs=1e-6)
+
+
+def test_acceptance_in_half_precision_is_that_of_float32(tmp_path):
+    made = [([*range(20 * i, 20 * i + 20)], 5 + i) for i in range(12)]
+    models = [frozen(str(make_tiny(tmp_path / str(seed), seed=seed))) for seed in (1, 2)]
+    found = held_out_acceptance(*models, Documents.of(made), np.arange(12), budget=64)
+    overlaps, same = [], []
+    for ids, num_prompt in made:
+        p, q = (model(torch.tensor([ids])).logits[0, num_prompt - 1 : -1] for model in models)
+        overlaps += torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1).tolist()
+        same += (p.argmax(-1) == q.argmax(-1)).tolist()
+    assert found["all"] == pytest.approx(np.mean(overlaps), abs=0.005)
+    assert found["greedy"] == pytest.approx(np.mean(same), abs=0.05)
 
 
 def test_prompts_without_a_domain_count_once():

@@ -250,7 +250,7 @@ def test_another_tokenizer_is_refused_on_resume(
 
 
 def test_a_vocabulary_with_padding(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """288 tokens in 320 rows: the draft has the rows, and proposes tokens only."""
+    """288 tokens in 320 rows: the draft has as many rows, and texts stay those of the target."""
     from transformers import AutoModelForCausalLM
 
     padded, out = shutil.copytree(target, tmp_path / "target"), tmp_path / "out"

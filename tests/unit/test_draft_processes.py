@@ -8,7 +8,6 @@ import pytest
 import torch
 from draft_runs import OPTIONS
 
-from forerun.cli.main import main
 from forerun.errors import ConfigError
 from forerun.training.processes import num_processes
 from forerun.training.recipes.draft import Draft
@@ -63,12 +62,3 @@ def test_a_gpu_each_or_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert [num_processes(device, 4) for device in ("cpu", "cuda", "cuda:1")] == [4, 3, 1]
     assert num_processes("cuda", 2) == 2
-
-
-def test_torchrun_is_refused_with_what_replaces_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert main(["train", "draft", "--out", str(tmp_path / "out")]) == 2
-    assert "start it once, with --threads N for N processes" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

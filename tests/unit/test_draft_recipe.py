@@ -6,6 +6,7 @@ import json
 import shutil
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,13 @@ from safetensors.torch import load_file
 from tiny import make_tiny
 
 import forerun
+from forerun.assets import embedded
 from forerun.cli.main import main
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ModelError
+from forerun.models import paths
+from forerun.models.paths import located, spelled
+from forerun.training import loop
 from forerun.training.drafts import data, phases
 from forerun.training.drafts.card import data_hash
 from forerun.training.drafts.data import read_prompts, reference_answers, running_text
@@ -53,6 +58,12 @@ def trained(target, prompts, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "draft"
     recipe(target, prompts, top_k=8, loss="fkl").train(out)
     return out
+
+
+def test_probabilities_that_no_loss_reads_are_refused(target, prompts):
+    for options in ({"loss": "ce"}, {"loss": "fkl", "data": "on_policy"}):
+        with pytest.raises(ConfigError, match="top_k 8 stores .* does not read them; leave it out"):
+            recipe(target, prompts, top_k=8, **options)
 
 
 def test_the_draft_is_a_checkpoint_that_drafts_for_its_target(target, trained):
@@ -168,11 +179,25 @@ def test_the_report_says_whether_the_draft_pays(target, prompts, trained, tmp_pa
     shutil.copytree(trained, out)
     one.open(out)
     one.material.read()
-    for tau, said in ((1.0, "does not speed up decoding yet"), (3.0, "speed-up 2.31")):
+    pays = f"use it with --drafter draft_model:model={out}"
+    for tau, gain, said in ((1.0, 0.77, "does not speed up decoding yet"), (3.0, 2.31, pays)):
         found = {"tau": tau, "tau_greedy": tau, "gamma": 3, "c": 0.1}
         monkeypatch.setattr(draft, "measured", lambda *_, found=found, **__: found)
         lines = one.report(out, json.loads((out / "draft.json").read_text()))
-        assert said in lines[-1] and "modelled speed-up" in lines[0]
+        assert said in lines[-1] and f"modelled speed-up {gain}" in lines[0]
+
+
+def test_a_folder_called_like_an_embedded_model_is_said_once(
+    trained, tmp_path, monkeypatch, caplog
+):
+    shutil.copytree(trained, tmp_path / "draft")
+    monkeypatch.chdir(tmp_path)
+    paths._warn_of_folder.cache_clear()
+    for _ in range(2):
+        assert located("draft") == embedded("draft")
+    assert located(spelled("draft")) == "./draft" and spelled("other") == "other"
+    (said,) = caplog.messages
+    assert said == "draft is the model that ships with forerun; for the folder draft write ./draft"
 
 
 def test_a_gguf_file_cannot_be_a_target(prompts, tmp_path):
@@ -221,13 +246,24 @@ def test_a_resumed_run_keeps_what_is_not_given(
     assert {name: read_budgets(tmp_path)[name] for name in used} == used
 
 
-@pytest.mark.parametrize(("seconds", "evaluations"), [(0.0, [8, 8]), (1e6, [2, 2])])
-def test_slow_evaluations_are_fewer(target, prompts, tmp_path, monkeypatch, seconds, evaluations):
-    """The first and the last one of a phase stay."""
-    clock = count(0.0, seconds)
-    monkeypatch.setattr(phases, "perf_counter", lambda: next(clock))
+@pytest.mark.parametrize(
+    ("seconds", "budget", "evaluations"),
+    [
+        (0.0, {"max_steps": None, "minutes": 1.0}, [8, 8]),
+        (1e6, {"max_steps": None, "minutes": 1.0}, [2, 2]),
+        (1e6, {"max_steps": 16, "minutes": 60.0}, [8, 8]),
+    ],
+)
+def test_slow_evaluations_are_fewer(
+    target, prompts, tmp_path, monkeypatch, seconds, budget, evaluations
+):
+    """The first and last of a phase stay; with max_steps all, so that a seed gives one draft."""
+    evaluating, training = count(0.0, seconds), count(0.0, 1.0)
+    monkeypatch.setattr(phases, "perf_counter", lambda: next(evaluating))
+    clock = SimpleNamespace(monotonic=lambda: next(training))
+    monkeypatch.setattr(loop, "time", clock)  # a step takes two seconds
     looks: list[str] = []
-    recipe(target, prompts, max_steps=16).train(
+    recipe(target, prompts, **budget).train(
         tmp_path, watch=lambda title, share, note: looks.append(title + note)
     )
     found = [looks.count(f"{name}evaluating") for name in ("pretrain", "align")]

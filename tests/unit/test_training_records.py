@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -284,6 +285,25 @@ def test_live_batches_show_every_prompt_once_per_epoch(model):
     assert sum(float(micro.weights.sum()) for micro in micros) == pytest.approx(1.0, abs=1e-6)
     again = next(live.steps(0))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(micros, again, strict=True))
+
+
+def test_a_small_live_batch_is_computed_once():
+    live = LiveBatches([[5, 6], [5, 7]], lambda prompts, seed: [[8]] * len(prompts), size=2)
+    (micro,) = live.batch(0)
+    assert micro.tokens[:, 1].sort().values.tolist() == [6, 7]
+
+
+def test_generating_a_live_batch_counts_as_training_time(tiny_folder):
+    loop, _ = on_policy(tiny_folder, Path("unused"), 2)
+    loop.checkpoint = None
+    draw = loop.recipe.data.draw
+
+    def slow(prompts: list[list[int]], seed: int) -> list[list[int]]:
+        sleep(0.5)
+        return draw(prompts, seed)
+
+    object.__setattr__(loop.recipe.data, "draw", slow)
+    assert loop.run().seconds >= 1.0
 
 
 def test_the_module_is_in_training_mode_after_a_draw(tiny_folder):

@@ -41,15 +41,14 @@ class Group(_signature.Methods):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Also accepts options before the recipe's name."""
+        set_up("cuda" if any("cuda" in word for word in args) else "cpu")
+        if TORCHRUN in os.environ:
+            _join_torchrun(ctx)
         known = registry.names("recipe")
         name = next((word for word in args if word.replace("-", "_") in known), None)
         if name and args[0].startswith("-") and args[0] != "--help":
             args = [name, *(word for word in args if word != name)]
         return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        set_up("cuda" if any("cuda" in word for word in args) else "cpu")
-        return super().resolve_command(ctx, args)
 
     def make(self, name: str) -> Any:
         cls: Any = registry.get("recipe", name)
@@ -77,17 +76,12 @@ def _root() -> None:
 def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> None:
     """Runs a recipe and prints its results."""
     name, out = cls.__module__.rpartition(".")[2], given["out"]
-    if TORCHRUN in os.environ:
-        raise ConfigError(
-            "torchrun starts several copies of this run, and they would write the same files; "
-            "start it once, with --threads N for N processes"
-        )
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
     resume = given.get("resume", False)
     kept = _kept(cls, ctx, out) if resume else {}
-    recipe = cls(**kept | _signature.given(cls, given))
+    recipe = cls(**kept | _signature.given(cls, given) | _processes(ctx, given))
     options.check_out_folder(out)
     options.check_folder_name(out)
     typer.echo(f"training {name} in {out}, seed {recipe.seed}")
@@ -99,6 +93,35 @@ def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> No
             raise typer.Exit(130) from None
     for line in lines:
         typer.echo(line)
+
+
+def _join_torchrun(ctx: typer.Context) -> None:
+    """Under torchrun the first process runs the command; the others work for it until it ends."""
+    from forerun.training.processes import follow, join_torchrun, release
+
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    torchrun = join_torchrun(*(int(os.environ[name]) for name in names))
+    if torchrun.rank == 0:
+        ctx.find_root().call_on_close(lambda: release(torchrun))
+        return
+    try:
+        follow(torchrun)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    raise typer.Exit()
+
+
+def _processes(ctx: typer.Context, given: dict[str, Any]) -> dict[str, int]:
+    """The number of processes, if torchrun decides it and the recipe has several."""
+    if TORCHRUN not in os.environ or "threads" not in given:
+        return {}
+    size = int(os.environ["WORLD_SIZE"])
+    if options.is_given(ctx, "threads") and given["threads"] != size:
+        raise ConfigError(
+            f"--threads {given['threads']} is not the number of torchrun's processes, {size}; "
+            "leave it out"
+        )
+    return {"threads": size}
 
 
 def _kept(cls: type[Recipe], ctx: typer.Context, out: Path) -> dict[str, Any]:
@@ -116,7 +139,8 @@ def _stopped(ctx: typer.Context, recipe: Recipe) -> str:
     if not recipe.can_resume:
         call = call_line(ctx)
         return f"stopped; finished parts are reused by: {call}"
-    return f"stopped and saved; continue with: {call_line(ctx, resume=True)}"
+    start = "torchrun ... -m " if TORCHRUN in os.environ else ""
+    return f"stopped and saved; continue with: {start}{call_line(ctx, resume=True)}"
 
 
 def set_up(device: str) -> None:

@@ -6,6 +6,7 @@ Does not import torch, so errors are fast.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from functools import cache
 from io import BytesIO
@@ -18,6 +19,7 @@ from forerun.models.config_check import ABSENT
 from forerun.models.downloads import downloads, find, pulled_folder, repair
 from forerun.models.remote_code import check_code, is_trusted
 
+log = logging.getLogger("forerun")
 CONFIG = ("config.json",)  # files of a hub repository: of the config,
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # of the tokenizer,
 WANTED = (*TOKENIZER, "*.safetensors")  # and all that are used
@@ -56,13 +58,27 @@ def known_names() -> list[str]:
 def located(name: str) -> str:
     """The local folder of an embedded model, a pulled model or a GGUF file; else the name itself.
 
-    A local folder takes precedence over a pulled model of the same name. Raises ModelError for a
-    bad GGUF file.
+    A local folder takes precedence over a pulled model of the same name, not over an embedded one;
+    a warning says so once. Raises ModelError for a bad GGUF file.
     """
     if name in MODELS:
+        if (Path(name) / "config.json").is_file():
+            _warn_of_folder(name)
         return embedded(name)
     is_known = find(name) is not None or is_gguf(Path(name).expanduser())
     return str(model_folder(name)) if is_known and _is_here(name) else name
+
+
+@cache
+def _warn_of_folder(name: str) -> None:
+    log.warning(
+        f"{name} is the model that ships with forerun; for the folder {name} write {spelled(name)}"
+    )
+
+
+def spelled(folder: str | Path) -> str:
+    """A folder as the name of a model: "./draft", since "draft" is an embedded model."""
+    return f"./{folder}" if str(folder) in MODELS else str(folder)
 
 
 def _is_here(name: str) -> bool:

@@ -1,22 +1,28 @@
 """Learning while serving: a thread that updates drafts within a share of time.
 
-The learner works in slices; a slice computes one text. While requests run, the time of its slices
-and of recording is at most `share` of the time that passes, plus one slice. While none runs, it
-works without a limit: a request that arrives waits for nothing, it shares the processor with one
-slice at most. The thread has the usual priority: with a lower one it could be suspended while it
-holds the interpreter's lock, and the engine would wait. An error ends the learning, never a
-request.
+The learner works in slices: the gradient of one text, the acceptance of one held-out text, the
+optimizer's step, one publication, or a reset. It pauses before each slice. The engine's thread
+records the steps of requests. While requests run, both together take at most `share` of the time
+that passes, plus one slice and the recording of one step. Recording alone takes at most half of
+`share`: beyond that, steps are not recorded. Two costs are not limited: requests that are being
+recorded are stored when they end (counted, and paid back later), and a step that is not recorded
+costs a few microseconds (not counted).
+
+While no request runs, the learner works without a limit: a request that arrives waits for nothing,
+it shares the processor with one slice at most. The thread has the usual priority: with a lower one
+it could be suspended while it holds the interpreter's lock, and the engine would wait. An error
+ends the learning, never a request.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from forerun.core.records import Sequence, Step
+from forerun.core.records import Step
 from forerun.core.roles import Drafter
 from forerun.drafters.online import Online, online_parts
 from forerun.serving.metrics import Metrics
@@ -25,15 +31,15 @@ from forerun.training.online.learner import OnlineLearner, OnlineOptions, draft_
 from forerun.training.online.translated import objective_for
 
 log = logging.getLogger("forerun.serving")
-MAX_DEBT_SECONDS = 1.0  # beyond it no further request is recorded
+RECORDING_PART = 0.5  # of the share: slices cannot starve recording, nor recording the slices
 IDLE_SECONDS = 0.2  # between two looks for work
 
 
 class TimeShare:
     """Seconds that may be spent while requests run: `share` of the time that passes. Thread-safe.
 
-    Nothing is saved up, so in any interval of t seconds at most share * t seconds and one slice are
-    spent. All times are arguments.
+    Nothing is saved up. So if work begins only without debt, in any interval of t seconds at most
+    share * t seconds and one piece of work are spent. All times are arguments.
     """
 
     def __init__(self, share: float, now: float) -> None:
@@ -59,6 +65,11 @@ class TimeShare:
         """Seconds until work may go on."""
         return self.debt(now) / self.share
 
+    def set_share(self, share: float, now: float) -> None:
+        """Changes the share; the debt stays."""
+        self.debt(now)
+        self.share = share
+
 
 class Learning:
     """The learner of a server: a listener of its engine, a thread, and an operator's switch.
@@ -78,12 +89,14 @@ class Learning:
         self.learner = OnlineLearner(
             draft_module(str(drafter.model)),
             options,
-            self._class_of,
+            lambda seq: self.drafter.class_of(seq),
             self._note,
             # of the current drafter: the one of an engine that failed is not kept alive
             objective_for(drafter, options, lambda: self.drafter.translation),
         )
-        self.time = TimeShare(share, monotonic())
+        now = monotonic()
+        self.time = TimeShare(share, now)  # of slices and recording
+        self.recording = TimeShare(share * RECORDING_PART, now)
         self.is_on, self.error = True, ""
         self.seconds = 0.0  # of all work
         self._unpublished: set[str] = set()  # classes with weights that wait for a free copy
@@ -126,24 +139,33 @@ class Learning:
         """Switches learning on or off, changes the share, or returns to the initial weights."""
         with self._wake:
             if share is not None:
-                self.time = TimeShare(share, monotonic())
+                now = monotonic()
+                self.time.set_share(share, now)
+                self.recording.set_share(share * RECORDING_PART, now)
             if enabled is not None:
                 self.is_on = enabled
             self._wants_reset |= reset
             self._wake.notify()
 
     def observe(self, step: Step) -> None:
-        """Records corrections. Called by the engine's thread; never raises."""
+        """Records corrections if the share allows it. Called by the engine's thread; never raises.
+
+        The step's content has no influence on whether it is recorded.
+        """
         if not self.is_on or self.error:
             return
         start = monotonic()
+        may_record = self.recording.debt(start) <= 0
+        if not may_record and all(seq.finish is None for seq in step.seqs):
+            return
         try:
-            self.learner.observe(step)
+            self.learner.observe(step, may_record)
         except Exception as error:
             self._fail(error)
         now = monotonic()
         self.seconds += now - start
         self.time.spend(now - start, now)
+        self.recording.spend(now - start, now)
 
     def describe(self) -> dict[str, Any]:
         """The state, for the operator."""
@@ -165,11 +187,6 @@ class Learning:
             "classes": classes,
         }
 
-    def _class_of(self, seq: Sequence) -> str | None:
-        """The class of a request; None while recording is ahead of its share."""
-        is_late = self.time.debt(monotonic()) > MAX_DEBT_SECONDS
-        return None if is_late else self.drafter.class_of(seq)
-
     def _note(self, kind: str, stats: RequestStats) -> None:
         with self._wake:
             self._wake.notify()
@@ -177,7 +194,11 @@ class Learning:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._work()
+                slices = self._work()
+                while self._pause() and self._next(slices):
+                    pass
+                if self._unpublished:
+                    self._sleep(IDLE_SECONDS)
         except Exception as error:
             self._fail(error)
 
@@ -192,39 +213,38 @@ class Learning:
                 self._wake.wait()
         return False
 
-    def _work(self) -> None:
-        """One update with its publication, in slices; or a reset."""
+    def _work(self) -> Iterator[None]:
+        """A reset, one update, and the publications that wait, in slices."""
         if self._wants_reset:
+            self._unpublished |= set(self.learner.learners)
             self._wants_reset = False
             self.learner.reset()
-            self._unpublished |= set(self.learner.learners)
+            yield
         kind = self.learner.due() if self.is_on else None
         if kind is not None:
-            before, slices = self.learner.version(kind), self.learner.slices(kind)
-            while self._timed(lambda: next(slices, slices)) is not slices:
-                if not self._pause():
-                    return
+            before = self.learner.version(kind)
+            yield from self.learner.slices(kind)
             if self.learner.version(kind) > before:
                 self._unpublished.add(kind)
+            yield
         for kind in sorted(self._unpublished):
-            if self._timed(lambda kind=kind: self._publish(kind)):  # type: ignore[misc]
+            if self._publish(kind):
                 self._unpublished.discard(kind)
-        if self._unpublished and kind is None:
-            self._sleep(IDLE_SECONDS)
+            yield
 
     def _publish(self, kind: str) -> bool:
         state = self.learner.learner(kind).state()
         return self.drafter.publish(kind, state, self.learner.version(kind))
 
-    def _timed(self, work: Callable[[], Any]) -> Any:
-        """The result of a slice; its time counts while requests run."""
+    def _next(self, slices: Iterator[None]) -> bool:
+        """Runs one slice; its time counts while requests run. False: there was none left."""
         start, was_busy = monotonic(), self.num_running() > 0
-        found = work()
+        is_last = next(slices, slices) is slices
         now = monotonic()
         self.seconds += now - start
         if was_busy or self.num_running() > 0:
             self.time.spend(now - start, now)
-        return found
+        return not is_last
 
     def _pause(self) -> bool:
         """Waits until the share allows another slice, or no request runs; False at the end."""

@@ -71,6 +71,7 @@ class LiveBatches:
         batches = Batches(
             Documents.of(pairs),
             self.budget,
+            accumulate=1,
             prompt_weight=self.prompt_weight,
             pad=self.pad,
             seed=self.seed_of(step),

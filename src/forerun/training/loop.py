@@ -115,7 +115,10 @@ class Loop:
         batches = self.recipe.batches(self.progress.step)
         try:
             while (spent := agree(self.spent())) < 1:
-                self.step(next(batches), spent)
+                start = time.monotonic()
+                micros = next(batches)  # an on-policy batch is generated now
+                self.progress.seconds += time.monotonic() - start
+                self.step(micros, spent)
                 if self.on_step:
                     self.on_step(self.progress)
                 if time.monotonic() - saved > 60 * self.options.checkpoint_minutes:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from forerun import registry
 from forerun.errors import ConfigError, DataError
+from forerun.models.identity import model_hash
 from forerun.utils.files import reports_no_room, write_atomically
 
 NAME = "plan.json"
@@ -36,8 +37,9 @@ def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> N
     must not be overwritten, or that has other settings.
     """
     check_resume(folder, is_trained, resume)
-    check_plan(folder, settings(recipe))
-    write_plan(folder, settings(recipe), budgets(recipe))
+    kept = settings(recipe)
+    check_plan(folder, kept)
+    write_plan(folder, kept, budgets(recipe))
 
 
 def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
@@ -70,6 +72,11 @@ def budgets(recipe: Planned) -> dict[str, Any]:
     """Options that a resumed run may change."""
     kept = [name for name in registry.options(type(recipe)) if name in recipe.may_change]
     return {name: plain(getattr(recipe, name)) for name in kept}
+
+
+def model_hashes(**names: str) -> dict[str, str]:
+    """The hash of each model, for a plan. names: models by the option that names them."""
+    return {f"hash of {option}": model_hash(name) for option, name in names.items()}
 
 
 def plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.training.data.documents import Batches, Documents
+from forerun.training.language_model import has_linear_head
 
 
 @torch.no_grad()
@@ -51,12 +52,22 @@ def _sums(
     for group in batches.groups(0):
         micro = batches.micro(group)
         weights = micro.weights[:, 1:]
-        q, p = (_logits(model, micro.tokens[:, :-1])[weights > 0] for model in (draft, target))
+        q, p = (_logits(model, micro.tokens[:, :-1], weights > 0) for model in (draft, target))
         overlap = torch.minimum(torch.softmax(p, -1), torch.softmax(q, -1)).sum(-1)
         same = (p.argmax(-1) == q.argmax(-1)).float()
         total += [float(overlap.sum()), float(same.sum()), float(len(p))]
     return total
 
 
-def _logits(model: Any, tokens: Tensor) -> Tensor:
-    return model(input_ids=tokens.to(model.device), use_cache=False).logits.float().cpu()
+def _logits(model: Any, tokens: Tensor, is_used: Tensor) -> Tensor:
+    """Logits [N, V] at the used positions of tokens [rows, width].
+
+    Layers are computed in bfloat16, as where drafts are used, and the head in float32: there
+    bfloat16 would round a logit of 20 to a multiple of 1/8.
+    """
+    tokens, is_used = tokens.to(model.device), is_used.to(model.device)
+    if not has_linear_head(model):
+        return model(input_ids=tokens, use_cache=False).logits[is_used].float().cpu()
+    with torch.autocast(model.device.type, dtype=torch.bfloat16):
+        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[is_used]
+    return model.lm_head(hidden.float()).cpu()

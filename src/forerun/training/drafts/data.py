@@ -17,7 +17,13 @@ from forerun.assets import MODELS
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ModelError
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.index.build.documents import BadRecord, Reading, list_sources, read
+from forerun.ngrams.index.build.documents import (
+    BadRecord,
+    Reading,
+    list_sources,
+    read,
+    reading,
+)
 from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training.data.documents import Batches, Documents
 from forerun.training.data.mixture import PackedBatches, windows
@@ -222,6 +228,21 @@ def content_hash(path: Path) -> str:
         raise DataError(f"{path} cannot be read ({error}); {FORM}") from error
 
 
+def text_hash(path: Path) -> str:
+    """The first digits of the SHA-256 of all files of running text. Raises DataError."""
+    total = hashlib.sha256()
+    for source in list_sources([path]):
+        for file in _files(source):
+            with reading(file), file.open("rb") as opened:
+                total.update(hashlib.file_digest(opened, "sha256").digest())
+    return total.hexdigest()[:16]
+
+
+def _files(source: Path) -> list[Path]:
+    """A file, or the files of a dataset's folder."""
+    return sorted(filter(Path.is_file, source.rglob("*"))) if source.is_dir() else [source]
+
+
 def prompt_ids(model: Model, text: str) -> list[int]:
     """A prompt as it is served: in the model's chat template, if it has one."""
     try:
@@ -257,8 +278,11 @@ def running_text(tokenizer: Tokenizer, path: Path, width: int, max_tokens: int) 
     for record in read(list_sources([path]), Reading()):
         if isinstance(record, BadRecord):
             raise DataError(f"{record.where}: {record.reason}; remove or repair it")
-        cuts = range(0, len(record.text), PIECE)
-        ids = [i for at in cuts for i in tokenizer.encode_inside(record.text[at : at + PIECE])]
+        ids = list[int]()
+        for at in range(0, len(record.text), PIECE):
+            ids += tokenizer.encode_inside(record.text[at : at + PIECE])
+            if len(ids) >= max_tokens - num:
+                break
         texts.append((ids[: max_tokens - num], 0))
         num += len(texts[-1][0])
         if num >= max_tokens:

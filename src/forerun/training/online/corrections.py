@@ -47,7 +47,10 @@ OnEnd = Callable[[str, Episode | None, bool, "RequestStats"], None]
 
 @dataclass
 class RequestStats:
-    """Acceptance of the drafts of one request. Tried: reached by verification."""
+    """Acceptance of the drafts of one request, in its recorded steps.
+
+    Tried: reached by verification.
+    """
 
     steps: int = 0
     tokens: int = 0
@@ -135,7 +138,7 @@ class OpenRequest:
     stats: RequestStats = field(default_factory=RequestStats)
     rows: list[int] = field(default_factory=list)
     tops: list[Any] = field(default_factory=list)
-    has_pending: bool = False  # compat: the next root row is recorded
+    pending_row: int = -1  # compat: recorded if the next recorded step begins with it; -1: none
 
 
 class Corrections:
@@ -148,6 +151,8 @@ class Corrections:
     not recorded. hold_every: every n-th request of a class is held out; 0: none.
     compat: records what the published code trains on: the row after each corrected token and after
     each bonus token.
+    A caller may leave out steps (`record=False`): their rows are missing in the episodes. It must
+    decide before it knows the step, so that the recorded rows are not chosen by their content.
     """
 
     def __init__(
@@ -166,13 +171,13 @@ class Corrections:
         self.max_length, self.hold_every, self.compat = max_length, hold_every, compat
         self.counts: dict[str, int] = {}  # number of the last request of each class
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Step, record: bool = True) -> None:
+        """record=False: records nothing and opens no request; only ends those that finished."""
         for i, seq in enumerate(step.seqs):
-            if (request := self._open(seq)) is not None:
+            if record and (request := self._open(seq)) is not None:
                 self._record(request, step, i)
-                if seq.finish is not None:
-                    del seq.scratch[self]
-                    self._end(request, seq)
+            if seq.finish is not None and (request := seq.scratch.pop(self, None)) is not None:
+                self._end(request, seq)
 
     def _open(self, seq: Sequence) -> OpenRequest | None:
         if self not in seq.scratch:
@@ -200,8 +205,10 @@ class Corrections:
         if request.is_held:
             return tried
         if self.compat:
-            found = [(step.start(i) - 1, -1)] if request.has_pending else []
-            request.has_pending = len(step.trees[i]) > 0
+            root = step.start(i) - 1
+            is_drafted = len(step.trees[i]) > 0
+            found = [(root, -1)] if root == request.pending_row else []
+            request.pending_row = root + len(step.emitted[i]) if is_drafted else -1
             return found
         one = corrected_row(step, i)
         return [] if one is None else [one]

@@ -215,9 +215,12 @@ class OnlineLearner:
             learner.loss_of(self.objective.smallest()).backward()
             learner.optimizer.zero_grad()
 
-    def observe(self, step: Step) -> None:
-        """Records the corrections of a step. Called by the engine's thread."""
-        self.listen(step)
+    def observe(self, step: Step, record: bool = True) -> None:
+        """Records the corrections of a step; record=False: only ends requests that finished.
+
+        Called by the engine's thread.
+        """
+        self.listen(step, record)
 
     def due(self) -> str | None:
         """A class with enough requests for an update, the one that waits longest; None: none."""

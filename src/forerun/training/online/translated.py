@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,7 +115,10 @@ class Hybrid(Objective[TranslatedEpisode]):
 
 
 class Translated(Corrections):
-    """Listener that records every emitted token, and writes finished requests in draft tokens."""
+    """Listener that records every emitted token of a recorded step.
+
+    It writes finished requests in draft tokens; positions of steps that were left out are missing.
+    """
 
     def __init__(
         self,
@@ -166,6 +170,7 @@ def draft_runs(translation: Translation, tokens: list[int]) -> tuple[list[int], 
     ours[:first], theirs[: len(instead)] = [b""] * first, [b""] * len(instead)
     if b"".join(ours) != b"".join(theirs):
         return None
+    run_of = cache(translation.run_of)  # texts repeat tokens, and each run is tokenized
     ends = list(accumulate(map(len, theirs)))
     at = {end: i + 1 for i, end in enumerate(ends)}  # bytes before -> index of the next draft token
     at |= {0: len(instead)}
@@ -173,7 +178,7 @@ def draft_runs(translation: Translation, tokens: list[int]) -> tuple[list[int], 
     for i, (start, end) in enumerate(pairwise(accumulate(map(len, ours), initial=0))):
         if start in at and end in at and start < end and at[start] > 0:
             run = tuple(ids[at[start] : at[end]])
-            if run == translation.run_of(tokens[i]) and len(run) <= MAX_NGRAM:
+            if run == run_of(tokens[i]) and len(run) <= MAX_NGRAM:
                 found[i] = at[start], run
     return ids, found
 

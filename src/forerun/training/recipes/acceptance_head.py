@@ -28,6 +28,7 @@ from forerun.models.paths import located
 from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
 from forerun.tasks.reasoning import MIX, ReasoningTask
+from forerun.training import plans
 from forerun.training.data.documents import Batches, Documents, Micro, load_documents
 from forerun.training.export import save
 from forerun.training.generate import generate_records
@@ -99,6 +100,9 @@ class AcceptanceHead(LoopRecipe):
                 "acceptance_head needs 0 <= mix < 1, weight > 0 and rate > 0, got "
                 f"{self.mix}, {self.weight}, {self.rate}"
             )
+
+    def fixed(self) -> dict[str, Any]:
+        return plans.model_hashes(target=self.target, draft=self.draft)
 
     def loop_options(self) -> LoopOptions:
         return LoopOptions(

@@ -22,10 +22,11 @@ from forerun.core.modelled_speedup import speedup
 from forerun.engine.cost.forward import one_row_seconds
 from forerun.errors import ConfigError
 from forerun.models.load import choose_device
+from forerun.models.paths import spelled
 from forerun.registry import ModelName
 from forerun.training import plans
 from forerun.training.drafts.card import COSTS, draft_card
-from forerun.training.drafts.data import DraftData, content_hash, read_prompts
+from forerun.training.drafts.data import DraftData, content_hash, read_prompts, text_hash
 from forerun.training.drafts.distillation import Distilled, divergence
 from forerun.training.drafts.measure import frozen, measured, write_json, write_text
 from forerun.training.drafts.phases import Budget, Phase, Texts, Trainer
@@ -72,7 +73,8 @@ class Draft(Recipe):
     is that of the recipe.
     data: answers that the last phase learns: target, fixed (those in prompts), on_policy (of the
     draft) or mixed; auto is that of the recipe.
-    top_k: number of target probabilities to store per token; 0 computes the target in every step.
+    top_k: number of target probabilities to store per token of its answers, for data target and a
+    loss other than ce; 0 computes the target in every step.
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
     minutes: training time of all phases; answers, probes (up to a twentieth for each shape) and
     measurements come on top. A resumed run keeps its own unless another is given.
@@ -140,6 +142,11 @@ class Draft(Recipe):
         divergence(self.loss)
         if self.data not in DATA:
             raise ConfigError(f"data must be one of {', '.join(DATA)}, got {self.data!r}")
+        if self.top_k and (self.loss == "ce" or self.data != "target"):
+            raise ConfigError(
+                f"top_k {self.top_k} stores probabilities of the target's answers, and loss "
+                f"{self.loss} on data {self.data} does not read them; leave it out"
+            )
         if not self.rate > 0:
             raise ConfigError(f"rate must be above 0, got {self.rate}; 1 is the default")
         if not 0 < self.share < 1:
@@ -199,9 +206,11 @@ class Draft(Recipe):
             self.material.references()
 
     def fixed(self) -> dict[str, Any]:
-        if self.prompts is None:
-            return {}
-        return {"SHA-256 of prompts": content_hash(self.prompts)}
+        found = {} if self.prompts is None else {"SHA-256 of prompts": content_hash(self.prompts)}
+        for name, path in (("corpus", self.corpus), ("code", self.code)):
+            if path is not None:
+                found[f"SHA-256 of {name}"] = text_hash(path)
+        return found
 
     def sizes(self) -> list[Size]:
         """The shapes to choose from. Raises ConfigError if none fits the share."""
@@ -273,7 +282,9 @@ class Draft(Recipe):
             f"acceptance {best['all']:.3f} after {best['phase']}, tau {found['tau']:.2f} with "
             f"drafts of {found['gamma']}, c {found['c']:.3f}, modelled speed-up {gain:.2f} -> {out}"
         ]
-        if gain <= 1:
+        if gain > 1:
+            lines.append(f"use it with --drafter draft_model:model={spelled(out)}")
+        else:
             lines.append(
                 "this draft does not speed up decoding yet; train it longer (--resume --minutes "
                 "N), or start one with a smaller --share"

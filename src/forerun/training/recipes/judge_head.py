@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -77,6 +77,9 @@ class JudgeHead(Recipe):
                 f"judge_head needs problems >= {2 * self.folds} and 0 < recall <= 1, "
                 f"got {self.problems}, {self.recall}"
             )
+
+    def fixed(self) -> dict[str, Any]:
+        return plans.model_hashes(target=self.target, draft=self.draft)
 
     def train(self, out: Path, *, resume: bool = False, watch: Watch = silent) -> list[str]:
         self.found = found = best(self.labelled(out, watch), self)

@@ -77,7 +77,7 @@ class OnlineDraft(Recipe):
     compat: learn at the positions of the published code, one too late.
     """
 
-    may_change: ClassVar[frozenset[str]] = frozenset({"num_requests"})
+    may_change: ClassVar[frozenset[str]] = frozenset({"num_requests", "rate"})
     minimums = Recipe.minimums | {
         "interval": 0,
         "top_k": 0,

@@ -18,4 +18,4 @@ def test_it_serves_where_it_is_allowed_and_says_what_it_is(rule: str) -> None:
         assert told["verifier"] == rule and told["lossless"] is False
         body = {"model": "reasoner", "prompt": "Problem: Ann has 3 plums.", "max_tokens": 12}
         answer = served.post("/v1/completions", json=body).json()
-        assert answer["usage"]["completion_tokens"] == 12
+        assert answer["usage"]["completion_tokens"] == 12 and answer["lossless"] is False

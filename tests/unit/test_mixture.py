@@ -51,6 +51,17 @@ def test_packed_rows_hold_every_document_once():
     assert sum(len(batches.rows_of(group)) for group in groups) < 30
 
 
+@pytest.mark.parametrize("kind", [Batches, PackedBatches])
+def test_by_text_a_short_document_counts_as_much_as_a_long_one(kind):
+    made = Documents.of([([5] * 4, 3), ([6] * 13, 3), ([7] * 1, 0)])
+    step = next(kind(made, accumulate=1, prompt_weight=0.0, by_text=True).steps())
+    found = {i: sum(float(m.weights[m.tokens == i].sum()) for m in step) for i in (5, 6)}
+    assert found == pytest.approx({5: 0.5, 6: 0.5})
+    step = next(kind(made, accumulate=1, prompt_weight=0.0).steps())
+    found = {i: sum(float(m.weights[m.tokens == i].sum()) for m in step) for i in (5, 6)}
+    assert found == pytest.approx({5: 1 / 11, 6: 10 / 11})
+
+
 def test_a_document_longer_than_a_row_has_its_own():
     made = Documents.of([([3] * 90, 1), ([4] * 10, 1), ([5] * 10, 1)])
     rows = PackedBatches(made, width=32).rows_of(np.array([1, 0, 2]))

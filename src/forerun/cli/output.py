@@ -127,6 +127,7 @@ def sample_record(sample: Sample, prompt: str | list[int], seed: int, call: str)
         "text": sample.text,
         "tokens": sample.tokens,
         "finish": sample.finish,
+        "lossless": sample.lossless,
         "seed": seed,
         "stats": sample.stats.to_dict(),
         "call": call,

@@ -44,6 +44,7 @@ class Sample:
     stats: Stats
     logprobs: list[dict[int, float]] | None = None  # per token: id -> the target's log-probability
     constraint: Any = None  # `constraints._request.Report` of its constraint
+    lossless: bool = True  # whether the verifier keeps the model's distribution
 
     @property
     def valid(self) -> bool | None:
@@ -271,7 +272,9 @@ class Run:
         reports = (shaper.report(seq, text) for shaper in seq.shapers)
         report = next((found for found in reports if found is not None), None)
         finish = seq.finish or ""
-        return Sample(_prompt(seq), seq.index, text, tokens, finish, stats, logprobs, report)
+        exact = self.engine.verifier.lossless
+        where = _prompt(seq), seq.index
+        return Sample(*where, text, tokens, finish, stats, logprobs, report, exact)
 
 
 def _prompt(seq: Sequence) -> int:

@@ -221,8 +221,9 @@ def _sample(session: Session, seq: Sequence) -> Sample:
     tokens = seq.generated
     logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
     text, stats = session.engine.stops.text(seq), session.recorder.of(seq)
-    number = session.prompt_index
-    return Sample(number, seq.index, text, tokens, seq.finish or "", stats, logprobs)
+    number, exact = session.prompt_index, session.engine.verifier.lossless
+    finish = seq.finish or ""
+    return Sample(number, seq.index, text, tokens, finish, stats, logprobs, lossless=exact)
 
 
 def _choose(

@@ -286,8 +286,9 @@ def _sample(session: Session, group: Population, i: int) -> Sample:
     tokens = seq.generated
     logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
     stats, finish = session.recorder.of(seq), seq.finish or "cancelled"
-    text = session.text(seq)
-    return Sample(session.prompt_index, i, text, tokens, finish, stats, logprobs, report)
+    text, exact = session.text(seq), session.engine.verifier.lossless
+    number = session.prompt_index
+    return Sample(number, i, text, tokens, finish, stats, logprobs, report, exact)
 
 
 def _record(sample: Sample, weight: float) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         if service.needs_compiling(job):
             await service.lanes.run_in(GRAMMAR, lambda: service.prepare(job))
         name, fingerprint = service.settings.name, service.fingerprint
-        made = reply(job, body, name, fingerprint, service.token_text)
+        exact = service.verifier.lossless
+        made = reply(job, body, name, fingerprint, service.token_text, exact)
         return await service.responder.answer(request, job, made)
 
     @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))

@@ -27,6 +27,7 @@ class Reply(ABC):
     model: str
     fingerprint: str
     token_text: TokenText
+    lossless: bool = True  # whether the verifier keeps the model's law; if not, answers say so
     created: int = field(default_factory=lambda: int(time.time()))
     num_sent: int = 0  # tokens sent in chunks
     calls: dict[int, Calls] = field(default_factory=dict)  # tool calls of each choice
@@ -87,7 +88,7 @@ class Reply(ABC):
         return {"speculation": traces.to_dict(updates, self.token_text.text)} if updates else {}
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
+        frame = {
             "id": f"{self.prefix}-{self.number}",
             "object": kind,
             "created": self.created,
@@ -95,6 +96,7 @@ class Reply(ABC):
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
+        return frame if self.lossless else frame | {"lossless": False}
 
     def _statistics(self, end: End) -> dict[str, Any]:
         """Statistics, if requested: ours, and the same under vLLM's names.

@@ -38,6 +38,7 @@ class LiveBatches:
     size: int = 16
     budget: int = 4096  # padded tokens per micro-batch
     prompt_weight: float = 0.0
+    by_text: bool = False  # as in `Batches`
     pad: int = 0
     seed: int = 0
     answers: Many[Many[list[int]]] = ()  # stored answers of each prompt, for mixed batches
@@ -73,6 +74,7 @@ class LiveBatches:
             self.budget,
             accumulate=1,
             prompt_weight=self.prompt_weight,
+            by_text=self.by_text,
             pad=self.pad,
             seed=self.seed_of(step),
         )

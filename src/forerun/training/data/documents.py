@@ -180,6 +180,7 @@ class Batches:
     accumulate: int = 2
     pool: int = 4096  # number of documents that are sorted by length together
     prompt_weight: float = 0.1  # loss weight of tokens outside the mask
+    by_text: bool = False  # a document counts as much as another, not a token as another
     pad: int = 0
     seed: int = 0
     only: np.ndarray | None = None  # indices of the documents in use; None: all
@@ -243,6 +244,8 @@ class Batches:
             tokens[y, part] = self.documents.document(i)
             weights[y, part] = np.where(is_learned, 1.0, self.prompt_weight)
             weights[y, at] = 0.0  # nothing predicts the first token
+            if self.by_text:
+                weights[y, part] /= max(weights[y, part].sum(), 1e-9)
             positions[y, part] = np.arange(lengths[i])
         names = self.documents.rows
         fields: dict[str, Any] = {n: self._field(n, places, tokens.shape) for n in names}

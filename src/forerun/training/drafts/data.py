@@ -68,6 +68,7 @@ class DraftData:
     max_tokens: int = 256  # of an answer
     micro_tokens: int = 4096
     micro_batches: int = 2  # per step
+    by_text: bool = False  # the loss of answers is a mean over texts, not over tokens
     seed: int = 0
     _texts: dict[Path, Documents] = field(default_factory=dict, init=False, repr=False)
 
@@ -135,7 +136,7 @@ class DraftData:
         module: the draft in training, which generates on-policy answers.
         """
         how: dict[str, Any] = {"budget": self.micro_tokens, "seed": self.seed + 1}
-        how |= {"prompt_weight": 0.0}
+        how |= {"prompt_weight": 0.0, "by_text": self.by_text}
         if kind in ("target", "fixed"):
             documents, only = self.records, self.trained
             if kind == "fixed":

@@ -51,6 +51,7 @@ METHODS = {  # loss and data of the alignment phase, share of running text in it
     "distillspec": ("jsd", "mixed", 0.0),
 }
 DATA = ("target", "fixed", "on_policy", "mixed")
+MEANS = ("token", "text")
 WIDTH = 512  # tokens per row of a batch
 MEASURED = 20  # held-out prompts for tau
 
@@ -71,6 +72,7 @@ class Draft(Recipe):
     layers: depth of the draft; 0 chooses it.
     loss: one of ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ and tvd++position, for the last phase; auto
     is that of the recipe.
+    mean: of the loss over answers: token, or text, in which a short answer counts as a long one.
     data: answers that the last phase learns: target, fixed (those in prompts), on_policy (of the
     draft) or mixed; auto is that of the recipe.
     top_k: number of target probabilities to store per token of its answers, for data target and a
@@ -116,6 +118,7 @@ class Draft(Recipe):
     share: float = 0.1
     layers: int = 0
     loss: str = "auto"
+    mean: str = "token"
     data: str = "auto"
     top_k: int = 0
     gamma: int = 0
@@ -140,6 +143,8 @@ class Draft(Recipe):
         self.loss = loss if self.loss == "auto" else self.loss
         self.data = data if self.data == "auto" else self.data
         divergence(self.loss)
+        if self.mean not in MEANS:
+            raise ConfigError(f"mean must be one of {', '.join(MEANS)}, got {self.mean!r}")
         if self.data not in DATA:
             raise ConfigError(f"data must be one of {', '.join(DATA)}, got {self.data!r}")
         if self.top_k and (self.loss == "ce" or self.data != "target"):
@@ -194,6 +199,7 @@ class Draft(Recipe):
             max_tokens=self.max_tokens,
             micro_tokens=self.micro_tokens,
             micro_batches=self.micro_batches,
+            by_text=self.mean == "text",
             seed=self.seed,
         )
 

@@ -6,6 +6,7 @@ ForerunError                 base class
 │   └── LawError             the target's logits are NaN or infinite
 ├── ModelError               a checkpoint or tokenizer that cannot be loaded
 ├── DataError                a prompt file, record or corpus that cannot be read
+│   └── Diverged             a loss, a gradient or a weight in training is not finite
 └── CapacityError            prompt, context or memory does not fit
 """
 
@@ -75,6 +76,10 @@ class ModelError(ForerunError):
 
 class DataError(ForerunError):
     """Input data cannot be read or has the wrong form."""
+
+
+class Diverged(DataError):
+    """The loss, a gradient or a weight is not finite."""
 
 
 class CapacityError(ForerunError):

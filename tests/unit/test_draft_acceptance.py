@@ -84,15 +84,19 @@ def test_held_out_acceptance_is_the_overlap_on_answers():
 
 def test_acceptance_in_half_precision_is_that_of_float32(tmp_path):
     made = [([*range(20 * i, 20 * i + 20)], 5 + i) for i in range(12)]
-    models = [frozen(str(make_tiny(tmp_path / str(seed), seed=seed))) for seed in (1, 2)]
+    models = [frozen(str(make_tiny(tmp_path / name, seed=1))) for name in ("target", "draft")]
+    head = models[1].lm_head.weight
+    with torch.no_grad():  # large logits: in bfloat16 they would be multiples of 1/8
+        head.add_(0.001 * torch.randn_like(head))
+        for model in models:
+            model.lm_head.weight.mul_(6)
     found = held_out_acceptance(*models, Documents.of(made), np.arange(12), budget=64)
-    overlaps, same = [], []
+    overlaps = list[float]()
     for ids, num_prompt in made:
         p, q = (model(torch.tensor([ids])).logits[0, num_prompt - 1 : -1] for model in models)
         overlaps += torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1).tolist()
-        same += (p.argmax(-1) == q.argmax(-1)).tolist()
-    assert found["all"] == pytest.approx(np.mean(overlaps), abs=0.005)
-    assert found["greedy"] == pytest.approx(np.mean(same), abs=0.05)
+    assert 0.99 < np.mean(overlaps) < 0.999
+    assert found["all"] == pytest.approx(np.mean(overlaps), abs=0.002)
 
 
 def test_prompts_without_a_domain_count_once():

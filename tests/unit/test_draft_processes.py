@@ -8,8 +8,8 @@ import pytest
 import torch
 from draft_runs import OPTIONS
 
-from forerun.errors import ConfigError
-from forerun.training.processes import num_processes
+from forerun.errors import ConfigError, DataError, Diverged, ForerunError
+from forerun.training.processes import agree, num_processes, process_group, sum_gradients
 from forerun.training.recipes.draft import Draft
 
 
@@ -53,7 +53,7 @@ def test_another_number_of_processes_continues(target: Path, prompts: Path, tmp_
 
 def test_a_step_is_shared_evenly(target: Path, prompts: Path, tmp_path: Path) -> None:
     given = OPTIONS | {"model": str(target), "prompts": prompts}
-    with pytest.raises(ConfigError, match=r"2 micro-batches .* 3 processes; use --threads 2"):
+    with pytest.raises(ConfigError, match=r"by 3 processes; use 2, or --micro-batches 3"):
         Draft(**given, threads=3).train(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -62,3 +62,23 @@ def test_a_gpu_each_or_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert [num_processes(device, 4) for device in ("cpu", "cuda", "cuda:1")] == [4, 3, 1]
     assert num_processes("cuda", 2) == 2
+
+
+def follow(has_file: bool) -> None:
+    """What another process does: it cannot read, or it has a loss that is not finite."""
+    raise Diverged("loss became nan") if has_file else DataError("prompts.jsonl cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("has_file", "said"), [(False, "error: prompts.jsonl cannot be read"), (True, "")]
+)
+def test_the_error_of_another_process_is_said(
+    has_file: bool, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        pytest.raises(ForerunError, match="another process of this run ended early; see its error"),
+        process_group(2, follow, (has_file,)),
+    ):
+        agree(1.0)
+        sum_gradients(torch.zeros(1), [])
+    assert capfd.readouterr().err.strip() == said

@@ -62,6 +62,17 @@ def test_by_text_a_short_document_counts_as_much_as_a_long_one(kind):
     assert found == pytest.approx({5: 1 / 11, 6: 10 / 11})
 
 
+def test_by_text_keeps_the_shares_of_a_mixture():
+    answers = PackedBatches(documents(40), budget=256, width=64, prompt_weight=0.0, by_text=True)
+    text = PackedBatches(documents(40, seed=1), budget=256, width=64, prompt_weight=1.0)
+    mixture = Mixture({"answers": answers, "text": text}, {"answers": 1.0, "text": 1.0})
+    shares = Counter[str]()
+    for step, _ in zip(mixture.steps(), range(20), strict=False):
+        for micro in step:
+            shares[micro.source] += float(micro.weights.sum()) / 20
+    assert 0.4 < shares["answers"] < 0.5  # prompts are not learned
+
+
 def test_a_document_longer_than_a_row_has_its_own():
     made = Documents.of([([3] * 90, 1), ([4] * 10, 1), ([5] * 10, 1)])
     rows = PackedBatches(made, width=32).rows_of(np.array([1, 0, 2]))

@@ -357,7 +357,7 @@ def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["search", "--method", "superposed", "-p", PROMPT, "--max-new-tokens", "6"]
     assert main([*call, "--ngrams", str(text), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["method"] == "superposed" and record["is_lossless"] is False
+    assert record["method"] == "superposed" and record["lossless"] is False
     assert len(record["drafts"]) == 3 and record["passes"] == 6
     assert record["text"] == record["drafts"][0]["text"]
     assert all(d["logprob"] < 0 and len(d["tokens"]) == 6 for d in record["drafts"])

@@ -40,7 +40,7 @@ class Group(_signature.Methods):
     kind = "recipe"
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Also accepts options before the recipe's name."""
+        """Also accepts options before the recipe's name; ranks of torchrun above 0 work here."""
         set_up("cuda" if any("cuda" in word for word in args) else "cpu")
         if TORCHRUN in os.environ:
             _join_torchrun(ctx)
@@ -81,7 +81,9 @@ def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> No
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
     resume = given.get("resume", False)
     kept = _kept(cls, ctx, out) if resume else {}
-    recipe = cls(**kept | _signature.given(cls, given) | _processes(ctx, given))
+    recipe = cls(**kept | _signature.given(cls, given) | _threads(ctx, given))
+    if TORCHRUN in os.environ:
+        _check_processes(name, recipe)
     options.check_out_folder(out)
     options.check_folder_name(out)
     typer.echo(f"training {name} in {out}, seed {recipe.seed}")
@@ -96,32 +98,37 @@ def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> No
 
 
 def _join_torchrun(ctx: typer.Context) -> None:
-    """Under torchrun the first process runs the command; the others work for it until it ends."""
-    from forerun.training.processes import follow, join_torchrun, release
+    """Rank 0 of torchrun runs the command; the others work for it until it ends."""
+    from forerun.training import torchrun
+    from forerun.training.processes import follow
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    torchrun = join_torchrun(*(int(os.environ[name]) for name in names))
-    if torchrun.rank == 0:
-        ctx.find_root().call_on_close(lambda: release(torchrun))
+    others = torchrun.join(*(int(os.environ[name]) for name in names))
+    if others.rank == 0:
+        ctx.find_root().call_on_close(others.release)
         return
     try:
-        follow(torchrun)
+        follow(others)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit()
 
 
-def _processes(ctx: typer.Context, given: dict[str, Any]) -> dict[str, int]:
-    """The number of processes, if torchrun decides it and the recipe has several."""
-    if TORCHRUN not in os.environ or "threads" not in given:
-        return {}
-    size = int(os.environ["WORLD_SIZE"])
-    if options.is_given(ctx, "threads") and given["threads"] != size:
+def _check_processes(name: str, recipe: Recipe) -> None:
+    """Raises ConfigError if torchrun started other numbers of processes than the recipe uses."""
+    size, used = int(os.environ["WORLD_SIZE"]), getattr(recipe, "processes", 1)
+    if size != used:
         raise ConfigError(
-            f"--threads {given['threads']} is not the number of torchrun's processes, {size}; "
-            "leave it out"
+            f"torchrun started {size} processes, and {name} with these options trains in {used}; "
+            f"start {used}, e.g. with --nproc-per-node {used}"
         )
-    return {"threads": size}
+
+
+def _threads(ctx: typer.Context, given: dict[str, Any]) -> dict[str, int]:
+    """Under torchrun --threads is its number of processes, unless it is given."""
+    if TORCHRUN not in os.environ or "threads" not in given or options.is_given(ctx, "threads"):
+        return {}
+    return {"threads": int(os.environ["WORLD_SIZE"])}
 
 
 def _kept(cls: type[Recipe], ctx: typer.Context, out: Path) -> dict[str, Any]:

@@ -265,16 +265,21 @@ class Run:
                 )
 
     def _sample(self, seq: Sequence, text: str) -> Sample:
-        tokens = seq.generated
-        logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
         stats = self.recorder.of(seq)
         stats.failures = self.engine.drafter.failures(seq)  # type: ignore[attr-defined]
         reports = (shaper.report(seq, text) for shaper in seq.shapers)
         report = next((found for found in reports if found is not None), None)
-        finish = seq.finish or ""
-        exact = self.engine.verifier.lossless
-        where = _prompt(seq), seq.index
-        return Sample(*where, text, tokens, finish, stats, logprobs, report, exact)
+        return sample_of(seq, self.engine, stats, _prompt(seq), text, report)
+
+
+def sample_of(
+    seq: Sequence, engine: Engine, stats: Stats, number: int, text: str, report: Any = None
+) -> Sample:
+    """A sequence at its end as a sample. number: of its prompt. report: of its constraint."""
+    tokens, finish = seq.generated, seq.finish or "cancelled"
+    logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
+    exact = engine.verifier.lossless
+    return Sample(number, seq.index, text, tokens, finish, stats, logprobs, report, exact)
 
 
 def _prompt(seq: Sequence) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling
-from forerun.engine.generation import Sample
+from forerun.engine.generation import Sample, sample_of
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.search._answers import (
@@ -218,12 +218,8 @@ def _samples(session: Session, n: int, alone: int) -> Iterator[Sample]:
 
 
 def _sample(session: Session, seq: Sequence) -> Sample:
-    tokens = seq.generated
-    logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
     text, stats = session.engine.stops.text(seq), session.recorder.of(seq)
-    number, exact = session.prompt_index, session.engine.verifier.lossless
-    finish = seq.finish or ""
-    return Sample(number, seq.index, text, tokens, finish, stats, logprobs, lossless=exact)
+    return sample_of(seq, session.engine, stats, session.prompt_index, text)
 
 
 def _choose(

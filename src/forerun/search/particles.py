@@ -27,7 +27,7 @@ from forerun.constraints._report import Particle, by_text, finite_or_none
 from forerun.constraints.base import Constraint
 from forerun.core.roles import Drafter, Shaper, Verifier, name_of
 from forerun.core.sampling import PARTICLES, Sampling
-from forerun.engine.generation import Sample
+from forerun.engine.generation import Sample, sample_of
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.search._particle_run import ParticleRun
@@ -283,12 +283,9 @@ def _sample(session: Session, group: Population, i: int) -> Sample:
     """A particle at its end, with its weight."""
     seq = group.seqs[i]
     report = replace(group.report(seq), logw=seq.logw)
-    tokens = seq.generated
-    logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
-    stats, finish = session.recorder.of(seq), seq.finish or "cancelled"
-    text, exact = session.text(seq), session.engine.verifier.lossless
-    number = session.prompt_index
-    return Sample(number, i, text, tokens, finish, stats, logprobs, report, exact)
+    stats, number = session.recorder.of(seq), session.prompt_index
+    made = sample_of(seq, session.engine, stats, number, session.text(seq), report)
+    return replace(made, index=i)
 
 
 def _record(sample: Sample, weight: float) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Superposed:
         return {
             "prompt": self.prompt,
             "method": "superposed",
-            "is_lossless": False,
+            "lossless": False,
             "text": self.text,
             "drafts": drafts,
             "passes": self.num_passes,

@@ -31,7 +31,7 @@ from forerun.training.online.learner import OnlineLearner, OnlineOptions, draft_
 from forerun.training.online.translated import objective_for
 
 log = logging.getLogger("forerun.serving")
-RECORDING_PART = 0.5  # of the share: slices cannot starve recording, nor recording the slices
+RECORDING_PART = 0.5  # of the share; the other half is left for slices
 IDLE_SECONDS = 0.2  # between two looks for work
 
 

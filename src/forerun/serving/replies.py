@@ -27,7 +27,7 @@ class Reply(ABC):
     model: str
     fingerprint: str
     token_text: TokenText
-    lossless: bool = True  # whether the verifier keeps the model's law; if not, answers say so
+    lossless: bool = True  # of the verifier; if it is not, every answer has `lossless` false
     created: int = field(default_factory=lambda: int(time.time()))
     num_sent: int = 0  # tokens sent in chunks
     calls: dict[int, Calls] = field(default_factory=dict)  # tool calls of each choice

@@ -16,24 +16,29 @@ from torch.autograd.function import once_differentiable
 
 from .loss_rows import as_weights, unmasked
 
-CHUNK = 1024  # positions
-CACHED = 2**18  # logits, 1 MiB in float32
+CHUNK_POSITIONS = 1024
+CACHED_LOGITS = 2**18  # 1 MiB in float32
 
 
 def head_cross_entropy(
-    hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor | None = None, chunk: int = CHUNK
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    chunk: int = CHUNK_POSITIONS,
 ) -> Tensor:
     """`losses.cross_entropy` of the logits `hidden @ head.T`, a scalar.
 
     hidden [..., D], head [V, D], targets int64 [...], weights [...] as in `losses`. Products are in
-    the type of the current autocast, if it is on, and all else in float32. Gradients of the first
-    order only.
+    the type of the current autocast, if it is on, and all else in float32; of float16, in which
+    gradients would overflow, products are in float32 too. Gradients of the first order only.
     """
     kept = as_weights(weights, hidden.new_empty(targets.shape, dtype=torch.float32))
     rows, kept, labels = unmasked(hidden.flatten(0, -2), kept.flatten(), targets.flatten())
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
+        kind = torch.float32 if kind == torch.float16 else kind
         rows, head = rows.to(kind), head.to(kind)
     loss: Tensor = _HeadCrossEntropy.apply(rows, head, labels, kept, chunk)
     return loss
@@ -54,9 +59,9 @@ class _HeadCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             here = slice(start, start + chunk)
             x, out = hidden[here], logits[: len(hidden[here])]
-            found, sums = _replaced(torch.mm(x, head.T, out=out), targets[here])
+            found, sums = _losses_and_gradients_(torch.mm(x, head.T, out=out), targets[here])
             loss += (weights[here] * found).sum()
-            factors = (weights[here] / sums)[:, None]
+            factors = (weights[here] / sums)[:, None]  # of gradients, after products: D < V columns
             torch.mm(out, head, out=of_hidden[here]).mul_(factors)
             of_head += torch.mm(out.T, (x * factors).to(x.dtype), out=part)
         ctx.save_for_backward(of_hidden, of_head.to(head.dtype))
@@ -69,15 +74,16 @@ class _HeadCrossEntropy(torch.autograd.Function):
         return of_hidden * grads[0], of_head * grads[0], None, None, None
 
 
-def _replaced(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropies [n] and sums s [n] of e^(x - max x), float32; logits [n, V] become gradients.
+def _losses_and_gradients_(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropies [n] and s [n] = sum_v e^(x_v - max x), float32.
 
-    Those times s: e^(x - max x) - s [x is the target].
+    Overwrites logits x [n, V] with s times their gradient: e^(x - max x), minus s at the target.
+    On a CPU a few rows at a time, so that they stay in the cache.
     """
     losses = torch.empty(len(logits), device=logits.device)
     sums, rows = torch.empty_like(losses), len(logits)
     if logits.device.type == "cpu":
-        rows = max(1, CACHED // logits.shape[1])
+        rows = max(1, CACHED_LOGITS // logits.shape[1])
     for at in range(0, len(logits), rows):
         some, label = logits[at : at + rows], targets[at : at + rows, None]
         x = some.to(torch.float32, copy=True)

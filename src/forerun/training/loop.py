@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, Diverged
 from forerun.utils.renamed import renamed
 from forerun.utils.signals import delayed_interrupt
 
@@ -22,10 +22,6 @@ from .processes import agree, is_first_process, is_in_group, my_share, sum_gradi
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__, Recipe="training.recipes.base.Recipe")
-
-
-class Diverged(DataError):
-    """The loss, a gradient or a weight is not finite."""
 
 
 class Trainable(Protocol):

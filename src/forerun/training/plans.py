@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from forerun import registry
 from forerun.errors import ConfigError, DataError
 from forerun.models.identity import model_hash
+from forerun.models.paths import located, model_folder
 from forerun.utils.files import reports_no_room, write_atomically
 
 NAME = "plan.json"
@@ -17,6 +18,7 @@ RENAMED = {  # settings in folders of earlier versions
     "num_problems": "problems",
     "num_texts": "problems",
     "num_tokenizer_problems": "tokenizer_problems",
+    "SHA-256 of prompts": "prompts_hash",
 }
 
 
@@ -75,8 +77,12 @@ def budgets(recipe: Planned) -> dict[str, Any]:
 
 
 def model_hashes(**names: str) -> dict[str, str]:
-    """The hash of each model, for a plan. names: models by the option that names them."""
-    return {f"hash of {option}": model_hash(name) for option, name in names.items()}
+    """The hash of each model, for a plan. names: models by the option that names them.
+
+    A hub model is downloaded first. Raises ModelError.
+    """
+    folders = {option: model_folder(located(name)) for option, name in names.items()}
+    return {f"{option}_hash": model_hash(str(folder)) for option, folder in folders.items()}
 
 
 def plain(value: Any) -> Any:
@@ -118,11 +124,17 @@ def check_plan(folder: Path, wanted: dict[str, Any]) -> None:
         return
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they are read back
     for name, before in read_plan(folder).items():
-        if name in wanted and wanted[name] != before:
+        if name not in wanted or wanted[name] == before:
+            continue
+        if name.endswith("_hash"):
             raise ConfigError(
-                f"{folder} was started with {name} {before}, but this run has {name} "
-                f"{wanted[name]}; use the first, or choose another --out"
+                f"the {name.removesuffix('_hash')} is another since {folder} was started ({name} "
+                f"{before[:12]}, now {wanted[name][:12]}); restore it, or choose another --out"
             )
+        raise ConfigError(
+            f"{folder} was started with {name} {before}, but this run has {name} "
+            f"{wanted[name]}; use the first, or choose another --out"
+        )
 
 
 def write_plan(folder: Path, kept: dict[str, Any], changing: dict[str, Any]) -> None:

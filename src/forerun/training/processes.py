@@ -1,90 +1,43 @@
 """Data-parallel training: a process per CPU core or GPU, each with a share of every step.
 
 On a busy CPU single-threaded processes are faster than threads, which wait for each other in every
-operation. The first process starts the others, or `torchrun` starts all: then the first runs the
-recipe, and the others wait for their part in a process group.
+operation. The first process starts the others. Under torchrun, which starts all of them, rank 0
+runs the recipe; the other ranks wait and join each process group.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import pickle
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from forerun.errors import ConfigError, DataError, ForerunError
+from forerun.errors import ConfigError, Diverged, ForerunError
 from forerun.utils.signals import delayed_interrupt, ignored_by_children
+
+from . import torchrun
 
 T = TypeVar("T")
 R = TypeVar("R")
 TIMEOUT = timedelta(hours=1)  # of one exchange; the first process evaluates between exchanges
-POLL_SECONDS = 0.2  # between looks for work
 PEER_ENDED = ("closed by peer", "reset by peer", "Broken pipe")  # in errors of gloo
 
 
-@dataclass
-class Torchrun:
-    """This process among those of torchrun; the first sends the others work through a store."""
+def follow(others: torchrun.Torchrun) -> None:
+    """Runs the work that rank 0 sends, until rank 0 sends none.
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int  # processes on this machine
-    store: dist.Store
-    num_groups: int = 0  # process groups so far
-
-    def send(self, work: bytes) -> None:
-        """Sends the other processes their work in the next group; without any they end."""
-        self.store.set(f"work {self.num_groups}", work)  # type: ignore[arg-type]  # takes bytes too
-
-    def receive(self) -> bytes:
-        """Waits for the work of the next group; none if the first process has ended."""
-        key = f"work {self.num_groups}"
-        with suppress(dist.DistError):  # the machine of the first process is gone
-            while not self.store.check([key]):
-                time.sleep(POLL_SECONDS)
-            return self.store.get(key)
-        return b""
-
-    def place(self) -> dict[str, Any]:
-        """Where the processes meet for the next group; each group has keys of its own."""
-        self.num_groups += 1
-        return {"store": dist.PrefixStore(f"group {self.num_groups}", self.store)}
-
-
-_torchrun: Torchrun | None = None  # set by `join_torchrun`
-
-
-def join_torchrun(rank: int, size: int, local_rank: int, local_size: int) -> Torchrun:
-    """Joins the processes that torchrun started; process groups consist of them from now on."""
-    global _torchrun
-    store = dist.PrefixStore("forerun", next(dist.rendezvous("env://"))[0])
-    _torchrun = Torchrun(rank, size, local_rank, local_size, store)
-    return _torchrun
-
-
-def follow(torchrun: Torchrun) -> None:
-    """Does what the first process sends, until it ends.
-
-    Ctrl-C waits for the end of a group: the first process needs the others to finish a step.
+    Ctrl-C waits for the end of a group: rank 0 needs the others to finish a step.
     """
-    while work := torchrun.receive():
+    while work := others.receive():
         with delayed_interrupt():
-            _join(torchrun.rank, torchrun.size, torchrun.place(), *pickle.loads(work))
-
-
-def release(torchrun: Torchrun) -> None:
-    """Ends the processes that wait for work."""
-    with suppress(dist.DistError):  # torchrun has ended
-        torchrun.send(b"")
+            _join_group(others.rank, others.size, others.rendezvous(), *pickle.loads(work))
 
 
 def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R]:
@@ -114,7 +67,8 @@ def process_group(size: int, target: Callable[..., None], args: tuple) -> Iterat
         return
     threads = torch.get_num_threads()
     try:
-        with _called(target, args) if _torchrun else _started(size, target, args):
+        is_torchrun = torchrun.current() is not None
+        with _torchrun_group(target, args) if is_torchrun else _spawned_group(size, target, args):
             yield
     except RuntimeError as error:
         if not _is_peer_ended(error):
@@ -128,27 +82,28 @@ def process_group(size: int, target: Callable[..., None], args: tuple) -> Iterat
 
 
 @contextmanager
-def _called(target: Callable[..., None], args: tuple) -> Iterator[None]:
+def _torchrun_group(target: Callable[..., None], args: tuple) -> Iterator[None]:
     """A group with the other processes of torchrun."""
-    assert _torchrun is not None
-    _torchrun.send(pickle.dumps((target, args)))
-    with _meeting(0, _torchrun.size, _torchrun.place()):
+    others = torchrun.current()
+    assert others is not None
+    others.send(pickle.dumps((target, args)))
+    with _gloo_group(0, others.size, others.rendezvous()):
         yield
 
 
 @contextmanager
-def _started(size: int, target: Callable[..., None], args: tuple) -> Iterator[None]:
+def _spawned_group(size: int, target: Callable[..., None], args: tuple) -> Iterator[None]:
     """A group with processes that this one starts, and ends."""
     with tempfile.TemporaryDirectory() as folder:
-        place = {"init_method": f"file://{folder}/meeting"}
+        rendezvous = {"init_method": f"file://{folder}/rendezvous"}
         context = multiprocessing.get_context("spawn")
-        jobs = [(rank, size, place, target, args) for rank in range(1, size)]
-        others = [context.Process(target=_join, args=job, daemon=True) for job in jobs]
+        jobs = [(rank, size, rendezvous, target, args) for rank in range(1, size)]
+        others = [context.Process(target=_run_spawned, args=job, daemon=True) for job in jobs]
         with ignored_by_children():
             for other in others:
                 other.start()
         try:
-            with _meeting(0, size, place):
+            with _gloo_group(0, size, rendezvous):
                 yield
         finally:
             for other in others:
@@ -157,28 +112,36 @@ def _started(size: int, target: Callable[..., None], args: tuple) -> Iterator[No
 
 
 @contextmanager
-def _meeting(rank: int, size: int, place: dict[str, Any]) -> Iterator[None]:
+def _gloo_group(rank: int, size: int, rendezvous: dict[str, Any]) -> Iterator[None]:
     """The block in which this single-threaded process belongs to a group."""
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=TIMEOUT, **place)
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=TIMEOUT, **rendezvous)
         yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _join(
-    rank: int, size: int, place: dict[str, Any], target: Callable[..., None], args: tuple
+def _run_spawned(*job: Any) -> None:
+    """A spawned process: its error is one line."""
+    try:
+        _join_group(*job)
+    except ForerunError as error:
+        sys.exit(f"error: {error}")
+
+
+def _join_group(
+    rank: int, size: int, rendezvous: dict[str, Any], target: Callable[..., None], args: tuple
 ) -> None:
     """The part of a process that is not the first."""
     try:
-        with _meeting(rank, size, place):
+        with _gloo_group(rank, size, rendezvous):
             target(*args)
-    except DataError:
-        pass  # a loss that is not finite; the first process has it too and reports it
+    except Diverged:
+        pass  # the first process has the same loss, and reports it
     except RuntimeError as error:
-        if not _is_peer_ended(error):  # the first process has ended and reports the error
+        if not _is_peer_ended(error):  # the first process has ended, and reports the error
             raise
 
 
@@ -189,7 +152,7 @@ def _is_peer_ended(error: RuntimeError) -> bool:
 
 def num_processes(device: str, threads: int) -> int:
     """Processes on a device: a core each, with "cuda" a GPU each, with "cuda:N" one."""
-    if device == "cpu" or (device == "cuda" and _torchrun):  # threads: those of torchrun
+    if device == "cpu" or (device == "cuda" and torchrun.current()):  # threads: those of torchrun
         return threads
     return max(1, min(threads, torch.cuda.device_count())) if device == "cuda" else 1
 
@@ -197,7 +160,8 @@ def num_processes(device: str, threads: int) -> int:
 def my_device(device: str) -> torch.device:
     """The device of this process; in a group of "cuda" the GPU of its rank on this machine."""
     if device == "cuda" and is_in_group():
-        rank = _torchrun.local_rank if _torchrun else dist.get_rank()
+        others = torchrun.current()
+        rank = others.local_rank if others else dist.get_rank()
         return torch.device(device, rank % max(1, torch.cuda.device_count()))
     return torch.device(device)
 
@@ -208,7 +172,7 @@ def check_shares(micro_batches: int, processes: int) -> None:
         fitting = [n for n in range(1, processes) if micro_batches % n == 0]
         raise ConfigError(
             f"a step of {micro_batches} micro-batches cannot be shared evenly by {processes} "
-            f"processes; {'start torchrun with' if _torchrun else 'use --threads'} {max(fitting)}"
+            f"processes; use {max(fitting)}, or --micro-batches {processes}"
         )
 
 
@@ -227,7 +191,8 @@ def all_threads() -> Iterator[None]:
     """A block in which this process has a thread for each of its group here; the others wait."""
     own, size = torch.get_num_threads(), 1
     if dist.is_initialized():
-        size = _torchrun.local_size if _torchrun else dist.get_world_size()
+        others = torchrun.current()
+        size = others.local_size if others else dist.get_world_size()
     torch.set_num_threads(max(own, size))
     try:
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ class Batches:
     accumulate: int = 2
     pool: int = 4096  # number of documents that are sorted by length together
     prompt_weight: float = 0.1  # loss weight of tokens outside the mask
-    by_text: bool = False  # a document counts as much as another, not a token as another
+    by_text: bool = False  # every document has the same total weight, instead of every token
     pad: int = 0
     seed: int = 0
     only: np.ndarray | None = None  # indices of the documents in use; None: all
@@ -224,12 +225,21 @@ class Batches:
             )
         return found
 
+    @cached_property
+    def mean_weight(self) -> float:
+        """Mean number of learned tokens: `by_text` then keeps a source's weight in a mixture."""
+        used = range(len(self.documents)) if self.only is None else self.only.tolist()
+        return float(np.mean([self.documents.is_learned(i).sum() for i in used]))
+
     def rows_of(self, group: np.ndarray) -> list[np.ndarray]:
         """The documents in each row of a micro-batch; one per row."""
         return list(group[:, None])
 
     def micro(self, group: np.ndarray) -> Micro:
-        """A micro-batch of documents; weights are 1 or `prompt_weight`, not normalised."""
+        """A micro-batch of documents; weights are 1 or `prompt_weight`, not normalised.
+
+        With `by_text` they are scaled in each document.
+        """
         lengths, rows = self.documents.lengths(), self.rows_of(group)
         width = padded_width(max(int(lengths[row].sum()) for row in rows))
         tokens = np.full((len(rows), width), self.pad, dtype=np.int64)
@@ -245,7 +255,7 @@ class Batches:
             weights[y, part] = np.where(is_learned, 1.0, self.prompt_weight)
             weights[y, at] = 0.0  # nothing predicts the first token
             if self.by_text:
-                weights[y, part] /= max(weights[y, part].sum(), 1e-9)
+                weights[y, part] *= self.mean_weight / max(weights[y, part].sum(), 1e-9)
             positions[y, part] = np.arange(lengths[i])
         names = self.documents.rows
         fields: dict[str, Any] = {n: self._field(n, places, tokens.shape) for n in names}

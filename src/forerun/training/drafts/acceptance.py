@@ -62,8 +62,8 @@ def _sums(
 def _logits(model: Any, tokens: Tensor, is_used: Tensor) -> Tensor:
     """Logits [N, V] at the used positions of tokens [rows, width].
 
-    Layers are computed in bfloat16, as where drafts are used, and the head in float32: there
-    bfloat16 would round a logit of 20 to a multiple of 1/8.
+    With a linear head the layers run in bfloat16, as exported drafts do, and the head in float32:
+    bfloat16 rounds a logit of 20 to a multiple of 1/8. Other models run in their own dtype.
     """
     tokens, is_used = tokens.to(model.device), is_used.to(model.device)
     if not has_linear_head(model):

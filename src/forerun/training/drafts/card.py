@@ -73,7 +73,7 @@ Llama architecture with tied embeddings: {parameters:,} parameters, depth {size[
 
 | what | value |
 |---|---|
-| recipe | {s.recipe}, loss {s.loss}, data {s.data}, seed {s.seed} |
+| recipe | {s.recipe}, loss {s.loss}, mean per {s.mean}, data {s.data}, seed {s.seed} |
 | target | `{target_hash}` (SHA-256 of config and weights; of files above 64 MiB, of samples) |
 | tokenizer | `{tokenizer_hash}` |
 | data | {num} answers of the target, {million:.2f} M tokens, `{data_hash}` |

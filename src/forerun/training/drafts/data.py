@@ -42,6 +42,7 @@ MAX_HELD_TOKENS = 20_000  # of held-out prompts and answers, which the target re
 MAX_LOGITS = 2**27  # of a batch in an evaluation, 512 MiB in float32
 GRID = (0.0, 0.6, 0.8, 1.0)  # temperatures of answers
 MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
+MAX_TEXT_BYTES = 8 * MAX_TEXT_TOKENS  # of running text that is hashed
 MAX_LIVE_TOKENS = 128  # of an answer that the draft generates
 PIECE = 4000  # characters of a text that are tokenised at once
 COLUMNS = {"greedy", "file", "phase", "step"}  # of reports, next to the domains
@@ -230,12 +231,14 @@ def content_hash(path: Path) -> str:
 
 
 def text_hash(path: Path) -> str:
-    """The first digits of the SHA-256 of all files of running text. Raises DataError."""
-    total = hashlib.sha256()
+    """The first digits of the SHA-256 of what `running_text` may read. Raises DataError."""
+    total, left = hashlib.sha256(), MAX_TEXT_BYTES
     for source in list_sources([path]):
         for file in _files(source):
             with reading(file), file.open("rb") as opened:
-                total.update(hashlib.file_digest(opened, "sha256").digest())
+                while left and (piece := opened.read(min(left, 1 << 20))):
+                    total.update(piece)
+                    left -= len(piece)
     return total.hexdigest()[:16]
 
 

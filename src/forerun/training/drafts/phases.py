@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from forerun.errors import Diverged
 from forerun.training.data.documents import Batches
 from forerun.training.data.mixture import Mixture
 from forerun.training.drafts.data import DraftData
 from forerun.training.drafts.distillation import TEXT, Best, Distilled, divergence
-from forerun.training.loop import Diverged, Loop, LoopOptions, Progress
+from forerun.training.loop import Loop, LoopOptions, Progress
 from forerun.training.processes import is_first_process
 from forerun.training.progress import Watch, step_note
 
 CODE_SHARE = 2 / 3  # of tokens in continued training
-EVALUATIONS = 8  # of held-out acceptance per phase; without max_steps fewer, if they take more
-EVALUATED_SHARE = 0.2  # than this share of training time; the first and last always run
+EVALUATIONS = 8  # of held-out acceptance per phase
+EVALUATED_SHARE = 0.2  # of training time, without max_steps; the first and last always run
 RATES = {"pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
 PROBE_SHARE = 0.05  # of the minutes, for each shape at most
 TWO, THREE = (0.5, 0.5), (0.45, 0.2, 0.35)  # shares of the budget
@@ -144,7 +145,9 @@ class Trainer:
         def look(progress: Progress) -> None:
             nonlocal marks, due
             spent = min(1.0, loop.spent())
-            is_due = bool(self.budget.max_steps) or progress.seconds >= due or spent == 1.0
+            is_due = progress.seconds >= due or spent == 1.0
+            if self.budget.max_steps is not None:  # time must not decide which weights are kept
+                is_due = True
             if is_due and int(spent * EVALUATIONS) > marks:
                 start, marks = perf_counter(), int(spent * EVALUATIONS)
                 watch(phase.name, spent, "evaluating")

@@ -30,6 +30,7 @@ from forerun.registry import ModelName
 from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training import plans
 from forerun.training.data.documents import Batches, Documents, Micro, load_documents
+from forerun.training.drafts.data import content_hash
 from forerun.training.export import save
 from forerun.training.generate import generate_records
 from forerun.training.loop import LoopOptions, Progress
@@ -102,7 +103,10 @@ class AcceptanceHead(LoopRecipe):
             )
 
     def fixed(self) -> dict[str, Any]:
-        return plans.model_hashes(target=self.target, draft=self.draft)
+        found = plans.model_hashes(target=self.target, draft=self.draft)
+        if self.prompts is not None:
+            found["prompts_hash"] = content_hash(self.prompts)
+        return found
 
     def loop_options(self) -> LoopOptions:
         return LoopOptions(

@@ -72,14 +72,15 @@ class Draft(Recipe):
     layers: depth of the draft; 0 chooses it.
     loss: one of ce, soft_ce, fkl, rkl, jsd, tvd, tvd++ and tvd++position, for the last phase; auto
     is that of the recipe.
-    mean: of the loss over answers: token, or text, in which a short answer counts as a long one.
+    mean: average the loss over tokens (token), or give every answer the same weight (text).
     data: answers that the last phase learns: target, fixed (those in prompts), on_policy (of the
     draft) or mixed; auto is that of the recipe.
     top_k: number of target probabilities to store per token of its answers, for data target and a
     loss other than ce; 0 computes the target in every step.
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
-    minutes: training time of all phases; answers, probes (up to a twentieth for each shape) and
-    measurements come on top. A resumed run keeps its own unless another is given.
+    minutes: training time of all phases, with answers that the draft generates; answers of the
+    target, probes (up to a twentieth for each shape) and measurements come on top. A resumed run
+    keeps its own unless another is given.
     max_steps: maximum number of steps of all phases.
     probe_steps: maximum number of steps before a shape is judged.
     micro_tokens: padded tokens per micro-batch.
@@ -212,11 +213,9 @@ class Draft(Recipe):
             self.material.references()
 
     def fixed(self) -> dict[str, Any]:
-        found = {} if self.prompts is None else {"SHA-256 of prompts": content_hash(self.prompts)}
-        for name, path in (("corpus", self.corpus), ("code", self.code)):
-            if path is not None:
-                found[f"SHA-256 of {name}"] = text_hash(path)
-        return found
+        found = {} if self.prompts is None else {"prompts_hash": content_hash(self.prompts)}
+        texts = {"corpus_hash": self.corpus, "code_hash": self.code}
+        return found | {name: text_hash(path) for name, path in texts.items() if path is not None}
 
     def sizes(self) -> list[Size]:
         """The shapes to choose from. Raises ConfigError if none fits the share."""

@@ -28,7 +28,7 @@ from forerun.models.sub_models import Exits, write_exits
 from forerun.models.tokenizer import Tokenizer
 from forerun.registry import ModelName
 from forerun.training.data.documents import Batches, Documents, Micro
-from forerun.training.drafts.data import MAX_TEXT_TOKENS, running_text
+from forerun.training.drafts.data import MAX_TEXT_TOKENS, running_text, text_hash
 from forerun.training.drafts.measure import frozen, write_json
 from forerun.training.drafts.shapes import shape
 from forerun.training.drafts.sorted import SortedModel
@@ -79,7 +79,8 @@ class Sorted(LoopRecipe):
             )
 
     def fixed(self) -> dict[str, Any]:
-        return {"tokenizer_hash": tokenizer_hash(Tokenizer.load(located(self.model)))}
+        tokenizer = Tokenizer.load(located(self.model))
+        return {"tokenizer_hash": tokenizer_hash(tokenizer), "corpus_hash": text_hash(self.corpus)}
 
     def loop_options(self) -> LoopOptions:
         options = super().loop_options()

@@ -109,14 +109,18 @@ def test_what_can_be_checked_is_checked_first_and_does_not_block_the_folder(
     assert shown == ["records"]
 
 
-def test_other_prompts_under_the_same_name_are_refused(target: Path, tmp_path: Path) -> None:
-    path, out = tmp_path / "prompts.jsonl", tmp_path / "out"
-    path.write_text('{"prompt": "the cat"}\n' * 12)
+@pytest.mark.parametrize("what", ["prompts", "corpus", "code"])
+def test_another_file_under_the_same_name_is_refused(
+    target: Path, prompts: Path, tmp_path: Path, what: str
+) -> None:
+    path, out = tmp_path / "file.jsonl", tmp_path / "out"
+    given = {"prompts": prompts, what: path}
+    path.write_text('{"prompt": "the cat", "text": "the cat"}\n' * 12)
     with pytest.raises(KeyboardInterrupt):
-        recipe(target, path).train(out, watch=kill_in("align"))
-    path.write_text('{"prompt": "the dog"}\n' * 12)
-    with pytest.raises(ConfigError, match="SHA-256 of prompts"):
-        recipe(target, path).train(out, resume=True)
+        recipe(target, **given).train(out, watch=kill_in("align"))
+    path.write_text('{"prompt": "the dog", "text": "the dog"}\n' * 12)
+    with pytest.raises(ConfigError, match=f"the content of {what} has changed since {out} was"):
+        recipe(target, **given).train(out, resume=True)
 
 
 def test_a_finished_run_takes_more_steps(target: Path, prompts: Path, tmp_path: Path) -> None:

@@ -127,9 +127,10 @@ def check_plan(folder: Path, wanted: dict[str, Any]) -> None:
         if name not in wanted or wanted[name] == before:
             continue
         if name.endswith("_hash"):
+            what, now = name.removesuffix("_hash"), wanted[name]
             raise ConfigError(
-                f"the {name.removesuffix('_hash')} is another since {folder} was started ({name} "
-                f"{before[:12]}, now {wanted[name][:12]}); restore it, or choose another --out"
+                f"the content of {what} has changed since {folder} was started (SHA-256 "
+                f"{before[:12]}, now {now[:12]}); restore it, or choose another --out"
             )
         raise ConfigError(
             f"{folder} was started with {name} {before}, but this run has {name} "

@@ -9,7 +9,15 @@ import pytest
 from budgets import ALL, Free, bound, extra, one_step, together
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import CREDIT_STEPS, LEARN_PRICE, PROBE_SHARE, PROBE_SIZE, Budget
+from forerun.controllers import budget as budget_module
+from forerun.controllers.budget import (
+    CREDIT_STEPS,
+    LEARN_PRICE,
+    MAX_CREDIT_STEPS,
+    PROBE_SHARE,
+    PROBE_SIZE,
+    Budget,
+)
 from forerun.core.cost import Cost
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan, Sequence, Step, Verdict
@@ -90,6 +98,28 @@ def test_a_sequence_that_fails_rests_among_those_that_draft() -> None:
         drafted.append(first.nodes > 0)
         assert all(plan.nodes for plan in others), "the others never rest"
     assert 0 < sum(drafted[200:]) < 200
+
+
+def test_drafts_that_saved_time_may_lose_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expensive chain that is accepted whole in three steps, then not at all in three."""
+    drafted = {}
+    for most in (CREDIT_STEPS, MAX_CREDIT_STEPS):
+        monkeypatch.setattr(budget_module, "MAX_CREDIT_STEPS", most)
+        budget, seqs = bound(FLAT, Priced(0.4)), texts(1)
+        plans = [one_step(budget, seqs, 0 if i // 3 % 2 else ALL)[0] for i in range(600)]
+        drafted[most] = sum(plan.nodes > 0 for plan in plans)
+    assert drafted[MAX_CREDIT_STEPS] > 5 * drafted[CREDIT_STEPS], drafted
+
+
+def test_a_probe_of_an_expensive_drafter_is_short() -> None:
+    sizes = {}
+    for per_node in (0.0, 0.05, 0.15, 0.5):
+        budget, seqs = bound(FLAT, Priced(per_node)), texts(1)
+        for _ in range(40):
+            one_step(budget, seqs, ALL)
+        plans = [one_step(budget, seqs, 0)[0] for _ in range(3000)]
+        sizes[per_node] = min(plan.nodes for plan in plans if plan.nodes)
+    assert sizes == {0.0: 4, 0.05: 4, 0.15: 1, 0.5: 1}
 
 
 def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:

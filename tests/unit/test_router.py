@@ -8,7 +8,7 @@ import pytest
 from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
 
 import forerun
-from fakes import FakeTarget, run_all, sequence
+from fakes import FakeRunner, FakeTarget, run_all, sequence, table_law
 from forerun.controllers.fixed import Fixed
 from forerun.core.cost import Cost
 from forerun.core.dice import Dice, SeededDice
@@ -333,6 +333,16 @@ def test_auto_with_a_draft_model_uses_all_it_has(monkeypatch: pytest.MonkeyPatch
     (plain,) = model.generate([question], sampling, drafter="none")
     assert [s.text for s in result.samples] == [s.text for s in plain.samples]
     assert result.stats.drafted_by["draft_model"] > 0
+
+
+@pytest.mark.parametrize(("warm", "cold"), [(1e-4, 2.5e-4), (1e-3, 1.35e-3), (3e-3, 3.35e-3)])
+def test_a_step_of_a_large_draft_is_hardly_slower_between_passes(
+    warm: float, cold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are read from memory anyway."""
+    monkeypatch.setattr(_draft_runner, "cost_of", lambda runner: Cost((1, 2), (warm, warm)))
+    drafter = _draft_runner.ModelDrafter(FakeRunner(table_law(1)))  # type: ignore[arg-type]
+    assert drafter.draft_seconds(3) == pytest.approx(3 * cold)
 
 
 def test_a_draft_model_reads_a_prompt_once_for_all_its_samples() -> None:

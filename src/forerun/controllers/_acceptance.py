@@ -75,6 +75,8 @@ class SequenceAcceptance:
     plan: Plan
     catch_up: float = 0.0  # seconds that the drafter needs for unread text
     last_probe: int = 0  # number of its last probe
+    probe: Plan | None = None  # plan of its last probe
+    num_probes: int = 0  # since it last drafted for more
     expected: float = 1.0  # mean of expected accepted nodes, of recent drafts
     accepted: float = 1.0  # mean of accepted nodes
 

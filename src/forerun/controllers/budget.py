@@ -6,10 +6,11 @@ nodes of all sequences are ranked by this probability and taken while tokens per
 rise (`_tree_size.choose`). A sequence without nodes rests.
 
 One account, in seconds, pays for drafts, empty drafts and learning. It starts at CREDIT_STEPS plain
-steps, which is also its maximum. Each step adds the time saved over plain decoding plus PROBE_SHARE
-of a plain step. Below zero all sequences decode plainly until it holds one plain step again. Drafts
-that are never accepted thus cost the credit once, and then PROBE_SHARE of the time. After an empty
-draft, back off exponentially. A resting sequence probes as often as PROBE_SHARE allows.
+steps. Each step adds the time saved over plain decoding plus PROBE_SHARE of a plain step, up to
+MAX_CREDIT_STEPS. Below zero all sequences decode plainly until it holds one plain step again. So
+drafts that are never accepted cost the credit once, and then PROBE_SHARE of the time. After an
+empty draft, back off exponentially. A resting sequence probes as often as PROBE_SHARE allows; its
+first FREE_PROBES may be at once, while the account holds more than CREDIT_STEPS.
 
 No clock is read: equal costs, texts and seeds give equal plans. Costs that are measured between
 steps are used from the next text on, if it has no seed.
@@ -29,8 +30,11 @@ from forerun.core.roles import Controller, Drafter, Target
 from forerun.engine.cost.step import cost_for, cost_of
 from forerun.errors import ConfigError
 
-PROBE_SIZE = 4  # nodes and steps of a probe; drafting steps between two decisions
+PROBE_SIZE = 4  # nodes and steps of a probe at most; drafting steps between two decisions
+FREE_PROBES = 4  # in succession
+PROBE_STEP_SHARE = 0.2  # of a plain step, for the nodes of a probe in each of its steps
 CREDIT_STEPS = 4.0  # plain steps that drafts may lose at first
+MAX_CREDIT_STEPS = 16.0  # plain steps that drafts may lose after they saved more
 PROBE_SHARE = 0.01  # of plain decoding time, that drafts may lose in the long run
 MARGIN = 0.2  # share of expected tokens ignored in the decision, since the maximum is biased
 LEARN_PRICE = 0.3  # of a draft's overhead, for a sequence that learns only
@@ -49,7 +53,6 @@ class Budget(Controller):
                 f"{depth=}; for plain decoding use drafter 'none'"
             )
         self.nodes, self.depth = nodes, depth
-        self._probe_plan = Plan(min(PROBE_SIZE, nodes), depth)
         self._drafter, self._cost = Drafter(), Cost((1, 2), (1.0, 1.0))
         self._target: Target | None = None
         self._acceptances: dict[Drafter, Acceptance] = {}
@@ -133,7 +136,7 @@ class Budget(Controller):
             self._cost.overhead(num, drafts, empty) + LEARN_PRICE * self._cost.per_draft * learning
         )
         saved = self._plain_seconds * (tokens / num + PROBE_SHARE) - spent
-        self._account = min(self._account + saved, CREDIT_STEPS * self._plain_seconds)
+        self._account = min(self._account + saved, MAX_CREDIT_STEPS * self._plain_seconds)
         least = self._plain_seconds if self._is_overdrawn else 0.0
         self._is_overdrawn = self._account < least
         if drafts:
@@ -168,7 +171,8 @@ class Budget(Controller):
             if size:
                 least = MIN_WORTH * speed * (per_row + record.acceptance.per_node)
                 record.plan = Plan(size, self.depth, min_acceptance=least)
-            elif is_review or record.plan is not self._probe_plan:  # else continue the probe
+                record.num_probes = 0
+            elif is_review or record.plan is not record.probe:  # else continue the probe
                 record.plan = LEARN
                 resting.append((seq, record))
         self._has_resting = bool(resting)
@@ -178,12 +182,18 @@ class Budget(Controller):
     def _start_probe(self, seq: Sequence, record: SequenceAcceptance) -> None:
         """Lets a resting sequence draft for PROBE_SIZE steps, if the account holds the price."""
         cost, num, acceptance = self._cost, self._num_seqs, record.acceptance
-        extra = cost.pass_time(self._num_roots + PROBE_SIZE) - cost.pass_time(self._num_roots)
-        extra += cost.overhead(num, 1) - cost.overhead(num, 0) + acceptance.seconds(PROBE_SIZE)
+        plain, roots = self._plain_seconds, self._num_roots
+        nodes = int(PROBE_STEP_SHARE * plain / max(acceptance.per_node, 1e-9))
+        nodes = min(max(nodes, 1), PROBE_SIZE, self.nodes)
+        extra = cost.pass_time(roots + nodes) - cost.pass_time(roots) + acceptance.seconds(nodes)
+        extra += cost.overhead(num, 1) - cost.overhead(num, 0)
         price = priced(acceptance.drafter).catch_up_seconds(seq) + PROBE_SIZE * extra
-        share = PROBE_SHARE * self._plain_seconds  # seconds that every step adds to the account
-        missing = min(price, CREDIT_STEPS * self._plain_seconds) - self._account
+        missing = min(price, CREDIT_STEPS * plain) - self._account
         if missing <= 0:
             self._num_probes += 1
-            record.plan, record.last_probe, missing = self._probe_plan, self._num_probes, price
-        self._probe_wait = 1 + missing / share
+            record.plan = record.probe = Plan(nodes, self.depth)
+            record.last_probe, record.num_probes = self._num_probes, record.num_probes + 1
+            missing = price
+            if record.num_probes <= FREE_PROBES:
+                missing -= max(self._account - CREDIT_STEPS * plain, 0.0)
+        self._probe_wait = 1 + max(missing, 0.0) / (PROBE_SHARE * plain)  # in steps

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from forerun.runner.model_runner import ModelRunner
 
 MAX_CHEAP_UNREAD = 32  # unread tokens after an accepted draft, processed at no extra cost
-COLD_FACTOR = 2.5  # time of a step between passes of the target over one in a row: cold caches
+# A step between passes of the target finds cold caches. It takes longer than one in a row: by this
+COLD_FACTOR = 2.5  # factor if the draft model fits the caches,
+COLD_SECONDS = 3.5e-4  # by this time at most, as larger ones are read from memory anyway
 
 
 class ModelDrafter(Shared, Priced):
@@ -71,7 +73,8 @@ class ModelDrafter(Shared, Priced):
     def _seconds(self, runner: ModelRunner, nodes: int, num: int) -> float:
         rows, cost = 1 + self.is_tree, cost_of(runner)
         steps = max(nodes, 1) / rows
-        return COLD_FACTOR * steps * (cost.pass_time(rows * num) + cost.overhead(num, 0)) / num
+        warm = cost.pass_time(rows * num) + cost.overhead(num, 0)
+        return steps * min(COLD_FACTOR * warm, warm + COLD_SECONDS) / num
 
     def catch_up(self, seq: Sequence, unread: int) -> float:
         """Seconds of a pass over unread tokens, if they are more than MAX_CHEAP_UNREAD."""

@@ -82,8 +82,8 @@ class DraftModel(Grown, ModelDrafter):
         return self.catch_up(seq, self.source.num_unread(seq))
 
     def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
-        """Typical acceptance of model pairs of one family."""
-        return 0.7, 0.85
+        """Typical acceptance of model pairs of one family, the second lower: a chain is nested."""
+        return 0.7, 0.7
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         self.note_read(seqs)

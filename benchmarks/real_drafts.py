@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=default, help="folder of real data")
     parser.add_argument("--minutes", type=scripts.measure, help="training time of all phases")
     parser.add_argument("--prompts", type=scripts.count, default=900, help="to train on at most")
-    parser.add_argument("--calibration", type=scripts.count, default=60, help="to trim with")
+    parser.add_argument("--calibration", type=scripts.count, default=300, help="to trim with")
     parser.add_argument("--answer", type=scripts.count, default=160, help="tokens at most")
     parser.add_argument("--examples", type=scripts.count, default=2, help="prompts of a task")
     parser.add_argument("--tasks", help="to compare on, with commas; all of the suite by default")

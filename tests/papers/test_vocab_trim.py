@@ -247,20 +247,37 @@ def test_a_size_in_between_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_source_says_whose_texts_are_counted(draft: Path, tmp_path: Path) -> None:
-    folder, prompts = make_tiny(tmp_path / "target", seed=1), ["the cat", "one two three"]
+    folder = make_tiny(tmp_path / "target", seed=1)
     target, alone = forerun.load(folder), forerun.load(draft)
+    prompts = [target.tokenizer.encode(text) for text in ("the cat", "one two three")]
     runner = load_draft(str(draft), "auto", "auto", 4, target.tokenizer)
     how = Sampling(temperature=0, max_new_tokens=12)
     texts = {
         "target": [r.samples[0].tokens for r in target.generate(prompts, how, drafter="none")],
         "draft": [r.samples[0].tokens for r in alone.generate(prompts, how, drafter="none")],
-        "raw": [target.tokenizer.encode(prompt) for prompt in prompts],
+        "raw": prompts,
     }
     assert texts["target"] != texts["draft"]
     for source, expected in texts.items():
         trim = VocabTrim(calibrate="-", source=source, tokens=12)
         counts = trim.count(target, runner, prompts)
         assert counts.tolist() == np.bincount(np.concatenate(expected), minlength=288).tolist()
+
+
+def test_prompts_are_in_the_chat_template_of_the_target(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path, seen = make_tiny(tmp_path / "target"), tmp_path / "p.jsonl", []
+    (folder / "chat_template.jinja").write_text("one {{ messages[0].content }} two")
+    path.write_text('{"prompt": "the cat"}\n' * 2)
+
+    def count(self: VocabTrim, target: forerun.Model, draft: object, prompts: list) -> np.ndarray:
+        seen.extend(map(target.tokenizer.decode, prompts))
+        return np.ones(288, np.int64)
+
+    monkeypatch.setattr(VocabTrim, "count", count)
+    list(VocabTrim(calibrate=path, model=str(folder), keep="9").trim(draft, tmp_path / "out"))
+    assert seen == ["one the cat two"]
 
 
 def test_texts_of_the_target_are_the_best_calibration() -> None:

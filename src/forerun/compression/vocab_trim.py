@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forerun.core.records import Sequence
     from forerun.runner.model_runner import ModelRunner
 
+T = TypeVar("T")
 SOURCES = "target", "draft", "raw"
 MAX_SHRINK = 64  # of the sizes that `keep=auto` tries: V, V / 2, V / 4 and so on
 WEIGHTS = ".safetensors", ".bin", ".gguf"
@@ -56,7 +57,8 @@ need the draft with its whole head.
 class VocabTrim:
     """Writes a copy of a draft model with a smaller head, as `forerun compress vocab-trim`.
 
-    calibrate: prompts as JSON lines, or one as a text file.
+    calibrate: prompts as JSON lines, or one as a text file; in the target's chat template, if it
+    has one.
     model: target that the draft serves.
     keep: number of tokens in addition to the special ones, or auto: the size with the highest MBSU.
     source: what is counted, answers of the target or of the draft, or raw for the prompts.
@@ -96,10 +98,11 @@ class VocabTrim:
         """
         from forerun.api import load
         from forerun.models.draft_link import load_draft
+        from forerun.training.drafts.data import prompt_ids
 
         task = FileTask(self.calibrate)
-        prompts = [task.example(i).prompt for i in range(len(task))]
         target = load(self.model)
+        prompts = [prompt_ids(target, task.example(i).prompt) for i in range(len(task))]
         draft = load_draft(str(source), "auto", "auto", 256, target.tokenizer)
         if getattr(draft, "model", None) is None or not hasattr(draft, "head_map"):
             raise ModelError(f"{source} runs on transformers, so its head cannot be reduced")
@@ -125,12 +128,12 @@ class VocabTrim:
         write_trimmed(source, out, kept, draft.vocab_size, about)
         yield f"{out}: a head of {len(kept):,} of {draft.vocab_size:,} tokens"
 
-    def count(self, target: Model, draft: ModelRunner, prompts: list[str]) -> np.ndarray:
+    def count(self, target: Model, draft: ModelRunner, prompts: Many[list[int]]) -> np.ndarray:
         """How often each token occurs in the calibration texts, int64 [V]."""
         from forerun.api import Model
 
         if self.source == "raw":
-            texts: Iterable[list[int]] = map(target.tokenizer.encode, prompts)
+            texts: Iterable[list[int]] = prompts
         else:
             writer = target
             if self.source == "draft":
@@ -149,7 +152,7 @@ class VocabTrim:
         draft: ModelRunner,
         counts: np.ndarray,
         always: Many[int],
-        prompts: list[str],
+        prompts: Many[list[int]],
     ) -> list[Point]:
         """tau and MBSU of each size on these prompts."""
         vocab, points = draft.vocab_size, []
@@ -162,7 +165,7 @@ class VocabTrim:
             points.append(Point(vocab // shrink, len(kept), tau, c, mbsu(tau, c, self.gamma)))
         return points
 
-    def tau(self, target: Model, draft: ReducedHead, prompts: list[str]) -> float:
+    def tau(self, target: Model, draft: ReducedHead, prompts: Many[list[int]]) -> float:
         """Tokens per target pass with drafts of gamma tokens."""
         from forerun.drafters.draft_model import DraftModel
         from forerun.engine.stats import Stats
@@ -232,7 +235,7 @@ def bytes_read(model: Any, rows: int | None = None) -> int:
     return whole if rows is None else whole - head.nbytes + head.nbytes * rows // head.shape[0]
 
 
-def split(prompts: list[str]) -> tuple[list[str], list[str]]:
+def split(prompts: list[T]) -> tuple[list[T], list[T]]:
     """Prompts to count in, and every fourth one to measure on, of fewer than four the last one.
 
     A single one serves both.

@@ -46,7 +46,7 @@ def test_every_process_gets_as_many_micro_batches(tmp_path, threads, expected):
 def test_micro_batches_stay_what_they_were_and_must_fit(tmp_path):
     small(threads=4).settled(tmp_path, resume=False)
     assert small(threads=2).settled(tmp_path, resume=True).micro_batches == 4
-    with pytest.raises(ConfigError, match=r"4 micro-batches .* 3 processes; use --threads 2"):
+    with pytest.raises(ConfigError, match=r"4 micro-batches .* 3 processes; use 2, or"):
         small(threads=3).settled(tmp_path, resume=True)
     assert small(threads=3, device="cuda").settled(tmp_path, resume=True).micro_batches == 4
 
@@ -103,7 +103,7 @@ def test_a_folder_without_a_plan_is_judged_by_its_data(tmp_path):
     with pytest.raises(ConfigError, match="holds other problems than seed 1"):
         replace(old, seed=1).settled(tmp_path, resume=True)
     assert not (tmp_path / NAME).exists()
-    with pytest.raises(ConfigError, match="use --threads 2"):
+    with pytest.raises(ConfigError, match="use 2, or --micro-batches 4"):
         replace(old, threads=4).settled(tmp_path, resume=True)
     assert old.settled(tmp_path, resume=True).micro_batches == 2
     assert (tmp_path / NAME).exists()

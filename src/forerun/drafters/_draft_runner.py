@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from forerun.runner.model_runner import ModelRunner
 
 MAX_CHEAP_UNREAD = 32  # unread tokens after an accepted draft, processed at no extra cost
-# A step between passes of the target finds cold caches. It takes longer than one in a row: by this
-COLD_FACTOR = 2.5  # factor if the draft model fits the caches,
-COLD_SECONDS = 3.5e-4  # by this time at most, as larger ones are read from memory anyway
+# A step between passes of the target finds cold caches, so it takes longer than one in a row.
+COLD_FACTOR = 2.5  # times as long, if the draft model fits the caches
+COLD_SECONDS = 3.5e-4  # longer at most: weights of larger models are read from memory anyway
 
 
 class ModelDrafter(Shared, Priced):

@@ -18,7 +18,7 @@ from drafts.common import ANSWER, Bench, PartSizes
 from drafts.figures import cell, goal, seeds_of
 from forerun.compression.vocab_trim import SOURCES, VocabTrim, always_kept, split
 from forerun.models.draft_link import load_draft
-from forerun.training.drafts.data import prompt_ids
+from forerun.tasks.base import prompt_ids
 
 GAMMA = 4
 FIGURES = {"tau": "tau", "mbsu": "MBSU"}

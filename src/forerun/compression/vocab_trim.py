@@ -28,6 +28,7 @@ from forerun.errors import ConfigError, ModelError
 from forerun.models.paths import is_gguf
 from forerun.models.vocab_map import VocabMap
 from forerun.registry import File, ModelName
+from forerun.tasks.base import prompt_ids
 from forerun.tasks.file import FileTask
 from forerun.utils.files import write_folder
 
@@ -98,7 +99,6 @@ class VocabTrim:
         """
         from forerun.api import load
         from forerun.models.draft_link import load_draft
-        from forerun.training.drafts.data import prompt_ids
 
         task = FileTask(self.calibrate)
         target = load(self.model)

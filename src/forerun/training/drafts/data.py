@@ -15,7 +15,7 @@ import numpy as np
 from forerun.api import Model
 from forerun.assets import MODELS
 from forerun.core.sampling import Sampling
-from forerun.errors import ConfigError, DataError, ModelError
+from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams.index.build.documents import (
     BadRecord,
@@ -24,6 +24,7 @@ from forerun.ngrams.index.build.documents import (
     read,
     reading,
 )
+from forerun.tasks.base import prompt_ids
 from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training.data.documents import Batches, Documents
 from forerun.training.data.mixture import PackedBatches, windows
@@ -245,15 +246,6 @@ def text_hash(path: Path) -> str:
 def _files(source: Path) -> list[Path]:
     """A file, or the files of a dataset's folder."""
     return sorted(filter(Path.is_file, source.rglob("*"))) if source.is_dir() else [source]
-
-
-def prompt_ids(model: Model, text: str) -> list[int]:
-    """A prompt as it is served: in the model's chat template, if it has one."""
-    try:
-        made = model.chat_prompt(text)
-    except ModelError:
-        made = text
-    return model.tokenizer.encode(made) if isinstance(made, str) else list(made)
 
 
 def fits_context(model: Model, text: str) -> bool:

@@ -15,8 +15,9 @@ from forerun.api import Model
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import ConfigError, DataError
+from forerun.tasks.base import prompt_ids
 from forerun.training.checkpoints import load_checkpoint, save_state
-from forerun.training.drafts.data import fits_context, prompt_ids
+from forerun.training.drafts.data import fits_context
 from forerun.training.online.corrections import RequestStats
 from forerun.training.online.learner import OnlineLearner
 from forerun.training.online.state import restore, state_of

@@ -49,6 +49,8 @@ class Row:
     parts: Mapping[str, str] = field(default_factory=dict)  # role -> spec for `generate`
     tiny: Mapping[str, str] = field(default_factory=dict)  # the parts for small tests
     lossless: bool | None = True  # keeps the target's law; None: does not touch decoding
+    lossy: Mapping[str, str] = field(default_factory=dict)  # optional parts that change the law
+    make: str = ""  # command that makes a model, head or index which the parts use
     trains: bool = False
     state: str = MISSING
     check: str = ""  # acceptance check below tests/; "": papers/test_<name>.py
@@ -93,6 +95,11 @@ def find(name: str) -> Row | None:
 def owner(file: str) -> Row | None:
     """The first row with this file, e.g. "drafters/aded", or None."""
     return next((row for row in rows() if file.lower() in row.files), None)
+
+
+def users(file: str) -> list[Row]:
+    """All rows with this file that are at least partly built."""
+    return [row for row in rows() if file.lower() in row.files and row.state != MISSING]
 
 
 def is_built(file: str) -> bool:

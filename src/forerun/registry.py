@@ -158,8 +158,7 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
     if (kind, name) == ("drafter", "plain"):  # as benchmarks call it
         return UnknownName("unknown drafter 'plain'; plain decoding is drafter 'none'")
     hint = f"{kind}s that work: {', '.join(names(kind)) or 'none yet'}"
-    folder = kind_of(kind).package.removeprefix("forerun.").replace(".", "/")
-    if row := catalog.owner(f"{folder}/{name}"):
+    if row := catalog.owner(file_of(kind, name)):
         return UnknownName(
             f"{kind} {name!r} is not built yet: it belongs to {row.title}, which the catalog lists "
             f"as {row.state} (`forerun methods {row.name}`); {hint}"
@@ -176,6 +175,11 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
             f"{row.title} (`forerun methods {row.name}`); {hint}"
         )
     return None
+
+
+def file_of(kind: str, name: str) -> str:
+    """The file of a method as the catalog lists it, e.g. "drafters/stand". Raises UnknownName."""
+    return f"{kind_of(kind).package.removeprefix('forerun.').replace('.', '/')}/{name}"
 
 
 @cache

@@ -280,6 +280,24 @@ def test_prompts_are_in_the_chat_template_of_the_target(
     assert seen == ["one the cat two"]
 
 
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        ("auto", "2 prompts to measure on are too few to choose a size well; calibrate with 64"),
+        ("200", "179 of the 200 tokens to keep were not counted at all"),
+    ],
+)
+def test_few_prompts_are_mentioned(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, said: str
+) -> None:
+    folder, path = make_tiny(tmp_path / "target"), tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "the cat"}\n' * 8)
+    monkeypatch.setattr(VocabTrim, "count", lambda *_: np.arange(288) < 21)
+    trim = VocabTrim(calibrate=path, model=str(folder), keep=keep, tokens=4)
+    lines = list(trim.trim(draft, tmp_path / "out"))
+    assert any(line.startswith(said) for line in lines)
+
+
 def test_texts_of_the_target_are_the_best_calibration() -> None:
     """Against texts of another domain, where other tokens are frequent."""
     taus = defaultdict(float)

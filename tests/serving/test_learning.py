@@ -25,7 +25,7 @@ from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.tree import chain
 from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import ConfigError
-from forerun.serving.learning import RECORDING_PART, Learning, TimeShare
+from forerun.serving.learning import MIN_REQUESTS, RECORDING_PART, Learning, TimeShare
 from forerun.serving.metrics import Metrics
 from forerun.serving.service import Service
 from forerun.serving.settings import Settings
@@ -120,6 +120,91 @@ def test_a_reset_returns_to_the_initial_draft(served: Served) -> None:
     assert version(served) == learning.learner.version("all")
     updates = served.get("/learning").json()["classes"]["all"]["updates"]
     assert updates == learning.learner.version("all") - 1  # a reset is a version, no update
+
+
+def test_a_reset_is_pending_until_new_requests_get_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_until(served, 1)
+    assert served.get("/learning").json()["reset_pending"] is False
+    served.post("/learning", json={"enabled": False})
+    learning = served.server.service.learning
+    wait_until(lambda: not learning._unpublished)
+    before = version(served)
+    with monkeypatch.context() as patch:
+        patch.setattr(learning.drafter, "_free_copy", lambda kind: None)  # requests use all copies
+        reply = served.post("/learning", json={"reset": True}).json()
+        assert reply["reset_pending"] is True and version(served) == before
+        wait_until(lambda: not learning._wants_reset)
+        assert served.get("/learning").json()["reset_pending"] is True, "not published yet"
+    wait_until(lambda: not served.get("/learning").json()["reset_pending"])
+    assert before < version(served) == learning.learner.version("all")
+
+
+def test_a_reset_after_an_error_is_refused(served: Served) -> None:
+    learning = served.server.service.learning
+    learning._fail(RuntimeError("no such weights"))
+    learning.close()
+    reply = served.post("/learning", json={"reset": True})
+    said = "learning has stopped (RuntimeError: no such weights); restart the server to reset it"
+    assert reply.status_code == 400 and reply.json()["error"]["message"] == said
+    assert served.get("/learning").json()["reset_pending"] is False
+
+
+@pytest.mark.parametrize("tokenizer", ["own", "other"])
+def test_it_learns_although_the_controller_drafts_nothing(
+    models: tuple[Path, Path], tmp_path: Path, tokenizer: str
+) -> None:
+    """As when drafts do not pay: the target's distributions at plain steps are recorded."""
+    draft = models[1] if tokenizer == "own" else make_tiny(tmp_path / "foreign", vocab=262, seed=2)
+    model = forerun.load(models[0], max_seqs=4)
+    with thread(model, **settings(draft, controller="fixed:nodes=0")) as served:
+        ask_until(served, 2)
+        assert served.metric("vllm:spec_decode_num_drafts_total") == 0
+        found = served.get("/learning").json()
+        assert found["requests_seen"] >= found["requests_recorded"] >= 4
+        assert found["error"] is None
+        seen = served.metric("forerun:learner_requests_seen")
+        assert seen >= served.metric("forerun:learner_requests_recorded") >= 4
+
+
+def test_a_learner_without_anything_to_learn_warns_once(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "forerun.serving"):
+        for seed in range(MIN_REQUESTS - 1):
+            ask(served, seed=seed)
+        assert not caplog.records
+        for seed in range(MIN_REQUESTS):
+            ask(served, seed=seed)
+    assert [r.getMessage() for r in caplog.records] == [
+        "nothing to learn from yet: 0 of 8 finished requests were recorded; send requests without "
+        "a seed to method online, with prompts of at most 128 tokens (drafts that are always "
+        "accepted give nothing to record)"
+    ]
+    found = served.get("/learning").json()
+    assert (found["requests_seen"], found["requests_recorded"]) == (2 * MIN_REQUESTS - 1, 0)
+    assert served.metric("forerun:learner_requests_seen") == 2 * MIN_REQUESTS - 1
+    assert served.metric("forerun:learner_requests_recorded") == 0
+
+
+def test_a_learner_that_learns_does_not_warn(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "forerun.serving"):
+        for _ in range(MIN_REQUESTS + 1):
+            ask(served)
+    assert not caplog.records
+
+
+def test_a_refused_method_is_told_the_routes_that_are_served(served: Served) -> None:
+    reply = httpx.delete(f"{served.url}/learning")
+    assert reply.status_code == 405 and reply.headers["allow"] == "GET, HEAD, POST"
+    assert reply.json()["error"]["message"] == (
+        "DELETE /learning is not allowed; known: GET /, GET /health, GET /learning, GET /metrics, "
+        "GET /openapi.json, GET /v1/models, GET /v1/models/{name}, POST /learning, "
+        "POST /v1/chat/completions, POST /v1/completions"
+    )
 
 
 def test_a_failing_learner_only_stops_learning(

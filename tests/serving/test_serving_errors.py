@@ -270,7 +270,9 @@ def test_a_method_that_a_path_lacks_is_told_those_that_it_has(
     answer = httpx.request(method, f"{chat.url}{path}")
     assert answer.status_code == 405 and answer.headers["allow"] == allowed
     if method != "HEAD":
-        assert "POST /v1/completions" in refused(answer, 405)["message"]
+        message = refused(answer, 405)["message"]
+        assert "POST /v1/completions" in message
+        assert "/learning" not in message, "this server does not learn"
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models"])

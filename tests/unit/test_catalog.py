@@ -45,7 +45,7 @@ def test_page_exists_for_what_is_there(row: Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.state == WORKS], ids=lambda row: row.name)
 def test_named_options_exist(row: Row) -> None:
-    for kind, spec in [*row.parts.items(), *row.tiny.items()]:
+    for kind, spec in [*row.parts.items(), *row.tiny.items(), *row.lossy.items()]:
         name, given = registry.parse(spec)
         assert given.keys() <= registry.options(registry.get(kind, name)).keys()
 
@@ -58,6 +58,26 @@ def test_lossless_rows_use_lossless_verifiers(row: Row) -> None:
     """Other rows are lossy by what no verifier shows: a shaper, a search, a target."""
     verifier = registry.get("verifier", registry.parse(row.parts.get("verifier", "speculative"))[0])
     assert row.lossless == verifier.lossless
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.state == WORKS], ids=lambda row: row.name)
+def test_lossy_verifiers_are_named(row: Row) -> None:
+    """A method that is not lossy as a whole names each of its verifiers that is."""
+    own = {file.partition("/")[2] for file in row.files if file.startswith("verifiers/")}
+    lossy = {name for name in own if not registry.get("verifier", name).lossless}
+    named = {registry.parse(spec)[0] for kind, spec in row.lossy.items() if kind == "verifier"}
+    assert lossy == named if row.lossless else not row.lossy
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.state == WORKS], ids=lambda row: row.name)
+def test_what_is_trained_or_compressed_has_its_command(row: Row) -> None:
+    made_by = ("training/recipes/", "compression/")
+    needs = row.trains or any(file.startswith(made_by) for file in row.files)
+    assert row.make.startswith("forerun ") or not (needs or row.make)
+    if use := row.make.partition("  # use: ")[2]:  # where --out is not what the parts name
+        name, given = registry.parse(use)
+        kind = next(kind for kind, spec in row.parts.items() if registry.parse(spec)[0] == name)
+        assert given.keys() <= registry.options(registry.get(kind, name)).keys()
 
 
 def test_states_are_derived_from_files(tmp_path: Path) -> None:

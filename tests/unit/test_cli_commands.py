@@ -17,6 +17,7 @@ from tiny import make_tiny
 from forerun import catalog
 from forerun.bench import hardware_limits, machine
 from forerun.cli import doctor
+from forerun.cli.methods import explain
 from forerun.cli.output import Results
 from forerun.errors import CapacityError
 from forerun.runner import gpu
@@ -47,6 +48,72 @@ def test_methods_explains_one(call: Call) -> None:
     assert lines[3].split() == ["drafter", "router"]
     found = json.loads(call("methods", "draft-model", "--json")[1])
     assert found["parts"]["drafter"]["options"]["model"] == "required"
+
+
+def test_methods_names_the_command_that_makes_a_draft(call: Call) -> None:
+    row = catalog.get("distillspec")
+    line = f"  make      {row.make}"
+    assert (
+        row.make.startswith("forerun train draft --recipe distillspec")
+        and "--out DRAFT" in row.make
+    )
+    assert line in call("methods", row.name)[1].splitlines()
+    found = json.loads(call("methods", row.name, "--json")[1])
+    assert found["make"] == row.make
+    for name in ("kangaroo", "prompt_lookup"):  # not built yet; nothing to make
+        assert "  make " not in call("methods", name)[1]
+        assert json.loads(call("methods", name, "--json")[1])["make"] == ""
+
+
+def test_methods_says_which_part_is_lossy(call: Call) -> None:
+    lines = call("methods", "distillspec")[1].splitlines()
+    assert "  lossless  yes; no with verifier lenient" in lines
+    at = lines.index("  verifier  lenient (optional, lossy)")
+    assert lines[at + 1 : at + 3] == ["            kind = lin", "            eps = 0.5"]
+    assert [line.partition("--drafter ")[2] for line in lines if line.startswith("  lossy ")] == [
+        "draft_model:model=DRAFT --verifier lenient"
+    ]
+    found = json.loads(call("methods", "distillspec", "--json")[1])
+    assert found["lossy"]["verifier"]["options"] == {"kind": "lin", "eps": "0.5"}
+    assert "lenient" not in found["example"] and found["lossy_example"].endswith("lenient")
+    row = next(line for line in call("methods")[1].splitlines() if "DistillSpec" in line)
+    assert row.split()[-2:] == ["partly", "yes"]
+    assert "  lossy " not in call("methods", "stand")[1]
+
+
+def test_methods_explains_a_part_by_its_law_and_pages(call: Call) -> None:
+    lines = call("methods", "lenient")[1].splitlines()
+    assert "  lossless  no" in lines and "  page      docs/methods/distillspec.md" in lines
+    found = json.loads(call("methods", "lenient", "--json")[1])
+    assert found["parts"]["verifier"]["lossless"] is False
+    assert found["pages"] == ["docs/methods/distillspec.md"]
+    assert "  lossless  yes" in call("methods", "recursive")[1].splitlines()
+    lines = call("methods", "gumbel")[1].splitlines()  # a grower decides nothing about the law
+    assert [line.split()[-1] for line in lines if line.startswith("  page ")] == [
+        "docs/methods/stand.md",
+        "docs/methods/rsd.md",
+    ]
+    assert not any(line.startswith("  lossless") for line in lines)
+
+
+def test_the_command_lines_of_methods_parse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options and parts of all examples exist; recipes set these two variables when parsed."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+    import check_parts
+
+    found = [explain(row) for row in catalog.rows()]
+    kinds = ("make", "example", "lossy_example")
+    lines = [one[kind] for one in found for kind in kinds if one[kind]]
+    assert all(line.startswith("forerun ") for line in lines) and len(lines) > 40
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(["```bash", *lines, "```", ""]))
+    assert list(check_parts.wrong_commands(page)) == []
+    page.write_text(page.read_text().replace("--recipe", "--recipy"))
+    assert len(list(check_parts.wrong_commands(page))) == 3
 
 
 def test_verify_passes_and_reports(call: Call, tiny: Path) -> None:

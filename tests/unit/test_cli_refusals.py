@@ -99,14 +99,17 @@ from forerun.errors import CapacityError
         (["index", "fm", "build", "f", "a", "--sample", f"{10**30}"], "'--sample': Input should"),
         (["demo", "--drafter", "none"], "plain decoding"),
         (["verify", "--verifier", "greedy"], "verifier 'greedy' needs temperature 0, got 1.0"),
-        (["search", *CAT, "--verifier", "k_seq"], "k_seq judges iid drafts, but drafter 'auto'"),
+        (
+            ["search", *CAT, "--verifier", "k_seq"],
+            "'k_seq' does not accept the drafts of drafter 'auto'",
+        ),
         (["search", *CAT, "-n", "0"], "n must be a whole number from 1 to 65536, got 0"),
         (["search", *CAT, "--batch", "0"], "--batch must be in 1..2147483647, got 0"),
         (["search", *CAT, "-m", "./nowhere"], "there is no model folder ./nowhere"),
         (["search", *CAT, "-m", "./nowhere", "--scorer", "reward:./gone"], "folder ./nowhere"),
         (["search", *CAT, "--out", __file__, "--scorer", "reward:./gone"], "and is not empty"),
         (["demo", "-m", "./nowhere"], "there is no model folder ./nowhere"),
-        (["serve", "--verifier", "k_seq"], "k_seq judges iid drafts, but drafter 'auto' makes"),
+        (["serve", "--verifier", "k_seq"], "'k_seq' does not accept the drafts of drafter 'auto'"),
         (["fit-tree", "--out", "."], "is a folder; give the name of a file"),
         (["bench", "run", "--out", __file__], "is a file; --out names a folder, give another"),
         (
@@ -158,7 +161,7 @@ EARLY = {
     "--memory .": "is a folder; give the name of a file",
     "--memory nope/a.mem": "to write a.mem into; create it first",
     "--verifier greedy": "verifier 'greedy' needs temperature 0, got 1.0",
-    "--verifier k_seq": "k_seq judges iid drafts, but drafter 'auto' makes point/swor drafts",
+    "--verifier k_seq": "without replacement (swor); use verifier speculative, block, greedy",
 }
 
 

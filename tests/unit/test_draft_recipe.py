@@ -155,7 +155,7 @@ def test_text_and_code_are_phases_of_their_own(target, prompts, tmp_path):
     for name in facts["stages"]:
         state = torch.load(tmp_path / "out" / "state" / f"{name}.pt", weights_only=True)
         steps[name] = state["progress"]["step"]
-    assert steps == {"pretrain": 4, "continue": 2, "align": 3}
+    assert steps == {"pretrain": 4, "continue": 1, "align": 3}
 
 
 def test_a_target_that_changed_is_refused_on_resume(target, prompts, tmp_path):
@@ -327,9 +327,15 @@ def test_bad_prompts_are_named(target, tmp_path):
     path.write_text('{"prompt": "a"}\n' * 3)
     with pytest.raises(ConfigError, match="has 3 prompts; a draft needs at least 10"):
         read_prompts(path, 20, model)
-    path.write_text('{"prompt": "a"}\nprompt\n')
-    with pytest.raises(DataError, match=r"p.jsonl:2 is not a prompt"):
-        read_prompts(path, 20, model)
+    for line, what in (
+        ("prompt", "is not JSON"),
+        ("[1]", "is not an object"),
+        ('{"text": "a"}', "has no prompt"),
+        ('{"prompt": 1}', "has the prompt 1, not text"),
+    ):
+        path.write_text(f'{{"prompt": "a"}}\n{line}\n')
+        with pytest.raises(DataError, match=f"p.jsonl:2 {what}"):
+            read_prompts(path, 20, model)
     path.write_text('{"prompt": "a"}\n' * 30)
     assert len(read_prompts(path, 20, model)) == 20
     with pytest.raises(ConfigError, match='"fixed" needs an "answer" for each prompt'):

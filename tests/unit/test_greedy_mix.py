@@ -73,7 +73,7 @@ def test_most_likely() -> None:
 
 def test_a_rule_for_i_i_d_drafts_refuses_it() -> None:
     drafter = Grown(TableSource(lambda tokens: Q), GreedyMix())
-    with pytest.raises(ConfigError, match="k_seq judges iid drafts"):
+    with pytest.raises(ConfigError, match="'k_seq' does not accept the drafts"):
         check_pair(drafter, KSeq())
 
 

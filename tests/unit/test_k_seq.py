@@ -271,7 +271,7 @@ def test_greedy_follows_the_argmax_through_all_chains() -> None:
 
 def test_a_drafter_of_other_draws_is_refused() -> None:
     drafter = Grown(TableSource(table_law(1)), Gumbel())
-    with pytest.raises(ConfigError, match="k_seq judges iid drafts, but drafter .* makes swor"):
+    with pytest.raises(ConfigError, match=r"'k_seq' does not accept .* \(swor\)"):
         check_pair(drafter, KSeq())
 
 

@@ -184,7 +184,7 @@ def test_it_says_that_it_is_lossy_and_a_server_refuses_it():
 
 
 def test_a_base_rule_that_cannot_judge_the_draft_is_refused():
-    with pytest.raises(ConfigError, match="reflective judges iid drafts, but drafter"):
+    with pytest.raises(ConfigError, match="'reflective' does not accept the drafts"):
         engine(made(rule="k_seq"), drafter=registry.make("drafter", "prompt_lookup"))
 
 

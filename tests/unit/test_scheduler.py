@@ -192,7 +192,7 @@ def test_a_pair_that_cannot_work_is_refused_when_built():
         judges = frozenset({"point"})
 
     drafter = Grown(TableSource(table_law(2)), Iid())
-    with pytest.raises(ConfigError, match="judges point drafts, but drafter .* makes iid drafts"):
+    with pytest.raises(ConfigError, match=r"does not accept the drafts of .* \(iid\)"):
         Engine(FakeTarget(table_law(1)), drafter, OnlyPoints(), Fixed())
 
 

@@ -66,7 +66,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
     call = "forerun train reasoner --threads=1 --problems=40 --tokenizer-problems=30 "
     call += f"--out='{out}' --resume"
     assert f"continue with: {call}\n" in ended.stdout
-    line = r"reasoner  0%  step 1  0\.0\d M tokens  [\d,]+ tokens/s  loss \d\.\d+  \d+ min left"
+    line = r"reasoner  0%  step 1  0\.0\d M tokens  [\d,]+ tokens/s  loss \d\.\d+  \d+ (s|min) left"
     assert re.search(line, ended.stdout)
 
     saved = torch.load(out / "reasoner.pt", weights_only=True)
@@ -134,7 +134,7 @@ def test_a_line_every_half_minute_without_a_terminal(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[3] for line in lines[:-1]] == ["1", "31", "61", "91", "100"]
     assert lines[1] == (
-        "reasoner  31%  step 31  0.06 M tokens  2,000 tokens/s  loss 1.500  1 min left"
+        "reasoner  31%  step 31  0.06 M tokens  2,000 tokens/s  loss 1.500  69 s left"
     )
     assert lines[-1] == "data  50%  1/2 shards"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +13,10 @@ from forerun.catalog import Row
 from forerun.cli.options import Json
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import UnknownName
+from forerun.utils.text import joined
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 COLOURS = {catalog.WORKS: "green", catalog.PARTIAL: "yellow", catalog.MISSING: "dim"}
@@ -40,17 +43,26 @@ def command(name: Name = None, kind: KindName = None, is_json: Json = False) -> 
 
 
 def explain(row: Row) -> dict[str, Any]:
-    """A system's catalog row and the options of its parts."""
-    parts = {}
-    for kind, spec in row.parts.items():
-        is_there = registry.is_registered(kind, spec)
-        parts[kind] = {"spec": spec, "options": options_of(kind, spec) if is_there else None}
-    files = {file: catalog.is_built(file) for file in row.files}
+    """A system's catalog row, the options of its parts, and commands that make and use it."""
+    is_there = row.state != catalog.MISSING
     return row.to_dict() | {
         "paper": str(row.paper) if row.paper else None,
-        "parts": parts,
-        "files": files,
-        "example": example(row) if row.state != catalog.MISSING else None,
+        "parts": _parts(row.parts),
+        "lossy": _parts(row.lossy),
+        "files": {file: catalog.is_built(file) for file in row.files},
+        "example": example(row.parts) if is_there else None,
+        "lossy_example": example({**row.parts, **row.lossy}) if row.lossy and is_there else None,
+    }
+
+
+def _parts(specs: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The spec of each kind, with its options if it is registered."""
+    return {
+        kind: {
+            "spec": spec,
+            "options": options_of(kind, spec) if registry.is_registered(kind, spec) else None,
+        }
+        for kind, spec in specs.items()
     }
 
 
@@ -67,9 +79,14 @@ def explain_part(name: str, kind: str | None = None) -> dict[str, Any]:
         raise UnknownName.of("method", name, known, "`forerun methods` lists all")
     text = (inspect.getdoc(registry.get(homes[0], wanted)) or "").partition("Raises ")[0]
     note, _, about = (" ".join(piece.split()) for piece in text.replace("`", "").partition("\n\n"))
-    parts = {kind: {"spec": wanted, "options": options_of(kind, wanted)} for kind in homes}
+    parts = _parts(dict.fromkeys(homes, wanted))
+    for kind, part in parts.items():
+        cls: Any = registry.get(kind, wanted)
+        part["lossless"] = getattr(cls, "lossless", None)  # of kinds that decide it
+    pages = [row.doc for kind in homes for row in catalog.users(registry.file_of(kind, wanted))]
     title = f"{wanted} ({', '.join(homes)})"
     found = {"name": wanted, "title": title, "note": note, "parts": parts}
+    found["pages"] = list(dict.fromkeys(pages))
     return found | ({"about": about} if about else {})
 
 
@@ -82,16 +99,16 @@ def options_of(kind: str, spec: str) -> dict[str, str]:
     }
 
 
-def example(row: Row) -> str:
-    """A command line that uses the method."""
-    if not row.parts:
+def example(parts: Mapping[str, str]) -> str:
+    """A command line that uses these parts."""
+    if not parts:
         return ""
-    if spec := row.parts.get("search"):
+    if spec := parts.get("search"):
         name, given = registry.parse(spec)
         flags = " ".join(f"--{option.replace('_', '-')} {v}" for option, v in given.items())
         return f'forerun search {name} --model MODEL --prompt "..." {flags}'
-    flags = " ".join(f"--{kind} {spec}" for kind, spec in row.parts.items())
-    is_embedded = "target" in row.parts  # such targets use the embedded models
+    flags = " ".join(f"--{kind} {spec}" for kind, spec in parts.items())
+    is_embedded = "target" in parts  # such targets use the embedded models
     model = "reasoner" if is_embedded else "MODEL"
     return f'forerun generate --model {model} --prompt "..." -n 16 --temperature 0.6 {flags}'
 
@@ -149,34 +166,52 @@ def _table(title: str, rows: list[Row]) -> Table:
         paper = row.paper
         year, arxiv = (str(paper.year), paper.arxiv) if paper else ("", "")
         state = f"[{COLOURS[row.state]}]{row.state}[/]"
-        table.add_row(
-            row.name, row.title, year, arxiv, state, YES_NO[row.lossless], YES_NO[row.trains]
-        )
+        lossless = "partly" if row.lossy else YES_NO[row.lossless]
+        table.add_row(row.name, row.title, year, arxiv, state, lossless, YES_NO[row.trains])
     return table
 
 
 def _show(found: dict[str, Any]) -> None:
     out = console()
     out.print(f"[bold]{found['title']}[/]", soft_wrap=True)
+    lossy = found.get("lossy", {})
     facts = {"paper": found.get("paper"), "note": found["note"], "options": found.get("about")}
     if "state" in found:
         facts |= {
             "state": found["state"],
-            "lossless": YES_NO[found["lossless"]],
+            "lossless": YES_NO[found["lossless"]] + _except(lossy),
             "trains": YES_NO[found["trains"]],
         }
+    else:
+        laws = [part["lossless"] for part in found["parts"].values()]
+        facts |= {"lossless": " ".join(YES_NO[law] for law in laws if law is not None)}
     for label, fact in facts.items():
         if fact:
             out.print(f"  {label:9} {fact}", markup=False, soft_wrap=True)
     for file, is_there in found.get("files", {}).items():
         out.print(f"  file      {file}{'' if is_there else ' (missing)'}", markup=False)
     for kind, part in found["parts"].items():
-        out.print(f"  {kind:9} {part['spec']}", markup=False, soft_wrap=True)
-        if part["options"] is None:
-            out.print("            (missing)", markup=False)
-        for option, default in (part["options"] or {}).items():
-            out.print(f"            {option} = {default}", markup=False, soft_wrap=True)
-    if found.get("state") not in (None, catalog.MISSING):
-        out.print(f"  page      {found['doc']}", markup=False)
-    if found.get("example"):
-        out.print(f"  example   {found['example']}", markup=False, soft_wrap=True)
+        _show_part(out, kind, part, part["spec"])
+    for kind, part in lossy.items():
+        _show_part(out, kind, part, f"{part['spec']} (optional, lossy)")
+    is_there = found.get("state", catalog.MISSING) != catalog.MISSING
+    for page in found.get("pages", [found["doc"]] if is_there else []):
+        out.print(f"  page      {page}", markup=False)
+    commands = {"make": "make", "example": "example", "lossy": "lossy_example"}
+    for label, key in commands.items():
+        if found.get(key):
+            out.print(f"  {label:9} {found[key]}", markup=False, soft_wrap=True)
+
+
+def _except(lossy: Mapping[str, dict[str, Any]]) -> str:
+    """The parts with which a lossless method is lossy."""
+    named = [f"{kind} {registry.parse(part['spec'])[0]}" for kind, part in lossy.items()]
+    return f"; no with {joined(named, 'or')}" if named else ""
+
+
+def _show_part(out: Console, kind: str, part: dict[str, Any], title: str) -> None:
+    out.print(f"  {kind:9} {title}", markup=False, soft_wrap=True)
+    if part["options"] is None:
+        out.print("            (missing)", markup=False)
+    for option, default in (part["options"] or {}).items():
+        out.print(f"            {option} = {default}", markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from forerun.cli import _signature, options
 from forerun.cli._call_line import call_line
 from forerun.cli._progress import Display
 from forerun.errors import ConfigError
-from forerun.training.plans import read_budgets
+from forerun.training.plans import name_of, options_of_run
 
 if TYPE_CHECKING:
     from forerun.training.recipes.base import Recipe
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun
 DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 Out = Annotated[Path, typer.Option(help="Folder for data, checkpoints and results.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in --out, with its options.")
+]
 
 
 def every(out: Out = Path()) -> None:
@@ -75,7 +77,7 @@ def _root() -> None:
 
 def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> None:
     """Runs a recipe and prints its results."""
-    name, out = cls.__module__.rpartition(".")[2], given["out"]
+    name, out = name_of(cls), given["out"]
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
@@ -132,13 +134,9 @@ def _threads(ctx: typer.Context, given: dict[str, Any]) -> dict[str, int]:
 
 
 def _kept(cls: type[Recipe], ctx: typer.Context, out: Path) -> dict[str, Any]:
-    """Numbers and names that a resumed run may change, from the run before, if not given."""
-    return {
-        name: value
-        for name, value in read_budgets(out).items()
-        if name in cls.may_change and isinstance(value, int | float | str)
-        if not options.is_given(ctx, name)
-    }
+    """Options of the run before that are not given."""
+    found = options_of_run(out, cls)
+    return {name: value for name, value in found.items() if not options.is_given(ctx, name)}
 
 
 def _stopped(ctx: typer.Context, recipe: Recipe) -> str:

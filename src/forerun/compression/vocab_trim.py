@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SOURCES = "target", "draft", "raw"
 MAX_SHRINK = 64  # of the sizes that `keep=auto` tries: V, V / 2, V / 4 and so on
+FEW_PROMPTS = 16  # to measure on; every fourth prompt is one
 WEIGHTS = ".safetensors", ".bin", ".gguf"
 OF_THE_WHOLE = "README.md", "draft.json", "plan.json"  # about the draft with its whole head
 CARD = """# {name} with a reduced head
@@ -83,7 +84,7 @@ class VocabTrim:
         gamma: int = 4,
     ) -> None:
         if keep != "auto" and not (keep.isdecimal() and int(keep)):
-            raise ConfigError(f"keep must be auto or a number of tokens, got {keep!r}")
+            raise ConfigError(f"keep must be auto or a number of tokens above 0, got {keep!r}")
         if source not in SOURCES:
             raise ConfigError(f"source must be one of {', '.join(SOURCES)}, got {source!r}")
         if min(tokens, gamma) < 1:
@@ -117,11 +118,19 @@ class VocabTrim:
                 f"{draft.vocab_size:,} tokens; use a smaller number, or auto"
             )
         counts = self.count(target, draft, fit)
-        yield f"counted {counts.sum():,} tokens, {np.count_nonzero(counts):,} of them different"
+        different = np.count_nonzero(counts)
+        yield f"counted {counts.sum():,} tokens, {different:,} of them different"
         if self.keep == "auto":
             sweep = self.sweep(target, draft, counts, always, held_out)
             yield from (str(point) for point in sweep)
             size = best(sweep).size
+            if len(held_out) < FEW_PROMPTS:
+                yield (
+                    f"{len(held_out)} prompts to measure on are too few to choose a size well; "
+                    f"calibrate with {4 * FEW_PROMPTS} or more, or give --keep a number"
+                )
+        elif size > different:
+            yield f"{size - different:,} of the {size:,} tokens to keep were not counted at all"
         kept = top_tokens(counts, size, always)
         texts = "prompts" if self.source == "raw" else f"answers of the {self.source} to prompts"
         about = f"{len(fit)} {texts} of {Path(self.calibrate).name}"

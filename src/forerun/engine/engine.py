@@ -18,6 +18,7 @@ from forerun.core.mixins import observes, parts_of
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.core.tree import Tree
+from forerun.engine.pair_error import pair_error
 from forerun.engine.safe_drafter import observe_pending
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stats import StepTimer, timed, timed_step
@@ -265,13 +266,8 @@ def _leads(found: list[Rows]) -> Many[int]:
 
 def check_pair(drafter: Drafter, verifier: Verifier) -> None:
     """Raises ConfigError if the verifier does not support all labels of the drafter."""
-    unsupported = sorted(drafter.labels - verifier.judges)
-    if unsupported:
-        name, rule = map(name_of, (drafter, verifier))
-        raise ConfigError(
-            f"{rule} judges {'/'.join(sorted(verifier.judges))} drafts, but drafter {name!r} "
-            f"makes {'/'.join(unsupported)} drafts; use another verifier or another grower"
-        )
+    if not drafter.labels <= verifier.judges:
+        raise pair_error(drafter, verifier)
 
 
 NEEDS = {"hidden": "hidden rows", "probes": "probe rows"}

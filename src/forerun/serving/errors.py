@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from forerun.errors import CapacityError, ConfigError, ForerunError, LawError, did_you_mean
 
@@ -159,21 +160,24 @@ def as_api(request: Request, error: Exception) -> ApiError:
     status = getattr(error, "status_code", 500)
     where = f"{request.method} {request.url.path[:80]}"
     if status == 404:
-        return unknown("path", where, ROUTES, status=404, code="unknown_url")
+        return unknown("path", where, routes(request.app), status=404, code="unknown_url")
     if status == 405:
-        allow = (getattr(error, "headers", None) or {}).get("Allow", "")
-        allow = allow.replace("GET", "GET, HEAD")
-        return ApiError(405, f"{where} is not allowed; known: {', '.join(ROUTES)}", allow=allow)
+        known = ", ".join(routes(request.app))
+        allow = ", ".join(methods(request.app, request.url.path)).replace("GET", "GET, HEAD")
+        return ApiError(405, f"{where} is not allowed; known: {known}", allow=allow)
     if isinstance(error, HTTPException):
         return ApiError(status, str(error.detail))
     return ApiError(500, "internal error of the server; see the server log")
 
 
-ROUTES = [
-    "GET /",
-    "GET /health",
-    "GET /metrics",
-    "GET /v1/models",
-    "POST /v1/chat/completions",
-    "POST /v1/completions",
-]
+def routes(app: FastAPI) -> list[str]:
+    """Method and path of every route of an application, without HEAD, as "GET /health"."""
+    found = [route for route in app.routes if isinstance(route, Route)]
+    return sorted(f"{m} {r.path_format}" for r in found for m in r.methods or () if m != "HEAD")
+
+
+def methods(app: FastAPI, path: str) -> list[str]:
+    """The HTTP methods of a path, without HEAD."""
+    found = [route for route in app.routes if isinstance(route, Route)]
+    own = {m for r in found if r.path_regex.match(path) for m in r.methods or ()}
+    return sorted(own - {"HEAD"})

@@ -25,6 +25,7 @@ from typing import Any
 from forerun.core.records import Step
 from forerun.core.roles import Drafter
 from forerun.drafters.online import Online, online_parts
+from forerun.errors import ConfigError
 from forerun.serving.metrics import Metrics
 from forerun.training.online.corrections import RequestStats
 from forerun.training.online.learner import OnlineLearner, OnlineOptions, draft_module
@@ -33,6 +34,7 @@ from forerun.training.online.translated import objective_for
 log = logging.getLogger("forerun.serving")
 RECORDING_PART = 0.5  # of the share; the other half is left for slices
 IDLE_SECONDS = 0.2  # between two looks for work
+MIN_REQUESTS = 8  # finished requests without a recorded one that give a warning
 
 
 class TimeShare:
@@ -99,7 +101,10 @@ class Learning:
         self.recording = TimeShare(share * RECORDING_PART, now)
         self.is_on, self.error = True, ""
         self.seconds = 0.0  # of all work
+        self.num_requests = 0  # finished while learning was on
+        self._has_warned = False
         self._unpublished: set[str] = set()  # classes with weights that wait for a free copy
+        self._unpublished_resets: set[str] = set()  # those of them with the initial weights
         self._wants_reset = self._is_closing = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="forerun-learner", daemon=True)
@@ -136,7 +141,14 @@ class Learning:
     def set(
         self, *, enabled: bool | None = None, share: float | None = None, reset: bool = False
     ) -> None:
-        """Switches learning on or off, changes the share, or returns to the initial weights."""
+        """Switches learning on or off, changes the share, or returns to the initial weights.
+
+        The thread does a reset later. Raises ConfigError for a reset after an error ended it.
+        """
+        if reset and self.error:
+            raise ConfigError(
+                f"learning has stopped ({self.error}); restart the server to reset it"
+            )
         with self._wake:
             if share is not None:
                 now = monotonic()
@@ -156,12 +168,16 @@ class Learning:
             return
         start = monotonic()
         may_record = self.recording.debt(start) <= 0
-        if not may_record and all(seq.finish is None for seq in step.seqs):
+        num_finished = sum(seq.finish is not None for seq in step.seqs)
+        if not may_record and not num_finished:
             return
+        self.num_requests += num_finished
         try:
             self.learner.observe(step, may_record)
         except Exception as error:
             self._fail(error)
+        if num_finished and not self._has_warned:
+            self._warn_if_starved()
         now = monotonic()
         self.seconds += now - start
         self.time.spend(now - start, now)
@@ -184,8 +200,29 @@ class Learning:
             "share": self.time.share,
             "error": self.error or None,
             "seconds": self.seconds,
+            "requests_seen": self.num_requests,
+            "requests_recorded": self.learner.num_recorded,
+            "reset_pending": self._is_reset_pending and not self.error,
             "classes": classes,
         }
+
+    @property
+    def _is_reset_pending(self) -> bool:
+        """Whether new requests do not get the initial weights yet, after an operator's reset."""
+        return self._wants_reset or bool(self._unpublished_resets)
+
+    def _warn_if_starved(self) -> None:
+        """Warns once if none of the first requests had anything to record."""
+        if self.num_requests < MIN_REQUESTS or self.learner.num_recorded or self.error:
+            return
+        self._has_warned = True
+        log.warning(
+            "nothing to learn from yet: 0 of %d finished requests were recorded; send requests "
+            "without a seed to method online, with prompts of at most %d tokens (drafts that are "
+            "always accepted give nothing to record)",
+            self.num_requests,
+            self.learner.listen.max_length,
+        )
 
     def _note(self, kind: str, stats: RequestStats) -> None:
         with self._wake:
@@ -217,6 +254,7 @@ class Learning:
         """A reset, one update, and the publications that wait, in slices."""
         if self._wants_reset:
             self._unpublished |= set(self.learner.learners)
+            self._unpublished_resets |= set(self.learner.learners)
             self._wants_reset = False
             self.learner.reset()
             yield
@@ -230,6 +268,7 @@ class Learning:
         for kind in sorted(self._unpublished):
             if self._publish(kind):
                 self._unpublished.discard(kind)
+                self._unpublished_resets.discard(kind)
             yield
 
     def _publish(self, kind: str) -> bool:
@@ -284,6 +323,14 @@ class Learning:
             "learner_seconds": ("Time spent on learning", lambda: self.seconds),
             "learner_fallbacks": ("Updates replaced by the average", fallbacks),
             "learner_buffered_tokens": ("Tokens of recorded requests", tokens),
+            "learner_requests_seen": (
+                "Requests that finished while learning was on",
+                lambda: self.num_requests,
+            ),
+            "learner_requests_recorded": (
+                "Those of them with a recorded position",
+                lambda: self.learner.num_recorded,
+            ),
         }
         for name, (text, value) in rows.items():
             metrics.gauge(name, text, value, "forerun")

@@ -128,7 +128,9 @@ class Service:
                 "online:model=DRAFT"
             )
         settings = self.settings
-        options = OnlineOptions(interval=settings.learn_interval, rate=settings.learn_rate)
+        # a draft that does not pay is not used, and must learn all the same
+        interval, rate = settings.learn_interval, settings.learn_rate
+        options = OnlineOptions(interval=interval, rate=rate, undrafted=True)
         return Learning(found[0], share, options, self.metrics, lambda: self.worker.num_running)
 
     def close(self) -> None:

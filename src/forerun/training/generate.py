@@ -72,7 +72,7 @@ def generate_records(
     plans.write_plan(folder, identity(model) | wanted, {"prompts": len(prompts)})
     done = finished(folder)
     left = [number for number in range(len(prompts)) if number not in done]
-    show = counted(watch, "records", "prompts")
+    show = counted(watch, "answers of the target", "prompts")
     show(len(done), len(prompts))
     run = _samples(model, prompts, left, grid, seed=seed, batch=batch, drafter=drafter)
     for num, (number, samples) in enumerate(run, len(done) + 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, is_dataclass
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +15,7 @@ from forerun.models.paths import located, model_folder
 from forerun.utils.files import reports_no_room, write_atomically
 
 NAME = "plan.json"
+TRAINED = "train"  # setting with the name of the recipe
 RENAMED = {  # settings in folders of earlier versions
     "num_problems": "problems",
     "num_texts": "problems",
@@ -33,22 +35,38 @@ class Planned(Protocol):
 
 
 def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> None:
-    """Starts or continues a run in a folder.
+    """Starts or continues a run in a folder: `check`, then `write`."""
+    check(folder, recipe, is_trained=is_trained, resume=resume)
+    write(folder, recipe)
 
-    is_trained: whether the folder has a checkpoint. Raises ConfigError if the folder has a run that
-    must not be overwritten, or that has other settings.
+
+def check(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> None:
+    """Writes nothing. is_trained: whether the folder has a checkpoint.
+
+    Raises ConfigError if the folder has something that must not be overwritten, or a run with other
+    settings.
     """
     check_resume(folder, is_trained, resume)
-    kept = settings(recipe)
-    check_plan(folder, kept)
-    write_plan(folder, kept, budgets(recipe))
+    check_plan(folder, settings(recipe))
+
+
+def write(folder: Path, recipe: Planned) -> None:
+    """Writes the plan of a recipe."""
+    write_plan(folder, settings(recipe), budgets(recipe))
 
 
 def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
-    """Raises ConfigError if a run would overwrite an earlier one, or there is none to resume."""
-    if resume and not has_run(folder):
-        raise ConfigError(f"there is no run in {folder} to resume; check --out, or drop --resume")
-    if is_trained and not resume:
+    """Raises ConfigError if a run would overwrite something, or there is none to resume."""
+    if not has_run(folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder} holds files, but no run of train; choose another --out, a new folder"
+            )
+        if resume:
+            raise ConfigError(
+                f"there is no run in {folder} to resume; check --out, or drop --resume"
+            )
+    elif is_trained and not resume:
         raise ConfigError(
             f"{folder} holds an earlier run; continue it with --resume, or choose another --out"
         )
@@ -65,15 +83,39 @@ def has_results(folder: Path) -> bool:
 
 
 def settings(recipe: Planned) -> dict[str, Any]:
-    """Options that a resumed run must not change, and constants of the recipe, for JSON."""
+    """What a resumed run must not change, for JSON: name of the recipe, options, constants."""
     kept = [name for name in registry.options(type(recipe)) if name not in recipe.may_change]
-    return {name: plain(getattr(recipe, name)) for name in kept} | recipe.fixed()
+    chosen = {name: plain(getattr(recipe, name)) for name in kept}
+    return {TRAINED: name_of(type(recipe))} | chosen | recipe.fixed()
 
 
 def budgets(recipe: Planned) -> dict[str, Any]:
     """Options that a resumed run may change."""
     kept = [name for name in registry.options(type(recipe)) if name in recipe.may_change]
     return {name: plain(getattr(recipe, name)) for name in kept}
+
+
+def name_of(cls: type) -> str:
+    """The name of a recipe on the command line."""
+    return cls.__module__.rpartition(".")[2]
+
+
+def options_of_run(folder: Path, cls: type) -> dict[str, Any]:
+    """The options of a recipe that the last run in a folder had, without those that were unset."""
+    found = read_plan(folder) | read_budgets(folder)
+    if found.get(TRAINED, name_of(cls)) != name_of(cls):
+        return {}
+    read = {name: _read(found.get(name), option) for name, option in registry.options(cls).items()}
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def _read(value: Any, option: Parameter) -> Any:
+    """The value of an option from JSON; None for what the command line cannot express."""
+    if isinstance(value, str) and "Path" in registry.type_names(option):
+        return Path(value)
+    if isinstance(value, list):
+        return tuple(value)
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def model_hashes(**names: str) -> dict[str, str]:

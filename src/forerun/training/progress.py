@@ -42,7 +42,7 @@ def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
         made, left = done - before, total - done
         note = f"{done}/{total} {unit}"
         if made and left:
-            note += f"  {(now - start) / made * left / 60:.0f} min left"
+            note += f"  {time_left((now - start) / made * left)}"
         watch(title, done / total, note)
 
     return show
@@ -50,8 +50,13 @@ def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
 
 def step_note(p: Counts, spent: float) -> tuple[float, str]:
     """Share of the budget, and a line of figures for `Watch`."""
-    left = p.seconds * (1 - spent) / spent / 60 if spent > 0 else 0.0
+    left = p.seconds * (1 - spent) / spent if spent > 0 else 0.0
     return spent, (
         f"step {p.step}  {p.tokens / 1e6:.2f} M tokens  {p.rate:,.0f} tokens/s  "
-        f"loss {p.loss:.3f}  {max(0.0, left):.0f} min left"
+        f"loss {p.loss:.3f}  {time_left(left)}"
     )
+
+
+def time_left(seconds: float) -> str:
+    """An estimated time, in seconds below two minutes."""
+    return f"{max(0.0, seconds):.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"

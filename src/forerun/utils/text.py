@@ -1,6 +1,13 @@
 """Text of messages."""
 
+from collections.abc import Sequence
+
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """The count with its noun: "1 token", "2 tokens", "0 passes"."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def joined(items: Sequence[str], word: str) -> str:
+    """The items as a list in a sentence: "a, b or c" with the word "or"."""
+    return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))

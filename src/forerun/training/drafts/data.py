@@ -210,11 +210,14 @@ def _lines(path: Path) -> Iterator[tuple[int, Prompt]]:
             continue
         try:
             row = json.loads(line)
-            text, domain = row["prompt"], str(row.get("domain", "all"))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"{path}:{number} is not a prompt ({error!r}); {FORM}") from error
+        except ValueError as error:
+            raise DataError(f"{path}:{number} is not JSON ({error}); {FORM}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number} is not an object; {FORM}")
+        text, domain = row.get("prompt"), str(row.get("domain", "all"))
         if not isinstance(text, str) or not text:
-            raise DataError(f"{path}:{number} has the prompt {text!r}, not text; {FORM}")
+            what = "no prompt" if text is None else f"the prompt {text!r}, not text"
+            raise DataError(f"{path}:{number} has {what}; {FORM}")
         if domain in COLUMNS:
             raise DataError(
                 f"{path}:{number} has the domain {domain!r}, which is a column of the report; use "

@@ -25,6 +25,7 @@ EVALUATIONS = 8  # of held-out acceptance per phase
 EVALUATED_SHARE = 0.2  # of training time, without max_steps; the first and last always run
 RATES = {"pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
 PROBE_SHARE = 0.05  # of the minutes, for each shape at most
+LEAST = 1e-6  # of the budget, for a phase that has nothing left
 TWO, THREE = (0.5, 0.5), (0.45, 0.2, 0.35)  # shares of the budget
 
 
@@ -58,6 +59,12 @@ class Budget:
             other_rate=factor * base.other_rate,
             seed=self.seed,
         )
+
+    def share(self, progress: Progress) -> float:
+        """The share that a phase has used."""
+        shares = [progress.step / self.max_steps] if self.max_steps else []
+        shares += [progress.seconds / (60 * self.minutes)] if self.minutes else []
+        return max(shares)
 
     def probe(self, steps: int) -> LoopOptions:
         """Budget of the short training before a shape is judged: steps, or a share of the time."""
@@ -118,12 +125,18 @@ class Trainer:
     def run_all(self, phases: Sequence[Phase], watch: Watch) -> Iterator[tuple[Phase, Progress]]:
         """Trains the phases in turn; yields each with its progress.
 
-        Of a run that continues, a phase before one that has begun stays as it is, so a larger
-        budget is spent on the last one that has begun and those after it.
+        A phase gets its part of what the phases before it left of the budget. Of a run that
+        continues, a phase before one that has begun stays as it is, so all of a larger budget is
+        spent on the last one that has begun and those after it.
         """
         begun = [i for i, phase in enumerate(phases) if self.checkpoint(phase).exists()]
+        left = 1.0
         for i, phase in enumerate(phases):
-            yield phase, self.run(phase, watch, is_over=i < max(begun, default=0))
+            part = phase.share / sum(later.share for later in phases[i:])
+            now = phase._replace(share=max(part * left, LEAST))
+            progress = self.run(now, watch, is_over=i < max(begun, default=0))
+            left -= self.budget.share(progress)
+            yield phase, progress
 
     def checkpoint(self, phase: Phase) -> Path:
         """The checkpoint file of a phase."""

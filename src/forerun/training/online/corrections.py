@@ -151,6 +151,7 @@ class Corrections:
     not recorded. hold_every: every n-th request of a class is held out; 0: none.
     compat: records what the published code trains on: the row after each corrected token and after
     each bonus token.
+    undrafted: also records the row of each step without a draft.
     A caller may leave out steps (`record=False`): their rows are missing in the episodes. It must
     decide before it knows the step, so that the recorded rows are not chosen by their content.
     """
@@ -165,10 +166,12 @@ class Corrections:
         max_length: int = 512,
         hold_every: int = 8,
         compat: bool = False,
+        undrafted: bool = False,
     ) -> None:
         self.class_of, self.on_end = class_of, on_end
         self.vocab_size, self.top_k = vocab_size, top_k or vocab_size
         self.max_length, self.hold_every, self.compat = max_length, hold_every, compat
+        self.undrafted = undrafted
         self.counts: dict[str, int] = {}  # number of the last request of each class
 
     def __call__(self, step: Step, record: bool = True) -> None:
@@ -202,6 +205,8 @@ class Corrections:
         self, request: OpenRequest, step: Step, i: int, tried: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """(row, tree node) of what is recorded of a step. tried: see `tried_rows`."""
+        if self.undrafted and not len(step.trees[i]):
+            return [(step.start(i) - 1, -1)]
         if request.is_held:
             return tried
         if self.compat:

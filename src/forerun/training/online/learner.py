@@ -49,6 +49,7 @@ class OnlineOptions:
     decay: float = 0.9  # of the moving average of weights, per update
     tolerance: float = 0.02  # acceptance below that of the average that triggers the fall-back
     compat: bool = False  # train on the rows that the published code uses
+    undrafted: bool = False  # train also on the rows of steps without a draft
 
     def __post_init__(self) -> None:
         FromCorrections(self.loss)  # raises for an unknown one
@@ -199,6 +200,7 @@ class OnlineLearner:
         self.learners: dict[str, Learner] = {}
         self.buffers: dict[str, ErrorBuffer] = {}
         self.held: deque[tuple[str, Episode]] = deque(maxlen=64)  # not yet taken by `slices`
+        self.num_recorded = 0  # finished requests with a recorded row
         self.listen = self.objective.listener(
             class_of,
             self._end,
@@ -207,6 +209,7 @@ class OnlineLearner:
             max_length=min(options.max_length, model.config.max_position_embeddings),
             hold_every=options.hold_every,
             compat=options.compat,
+            undrafted=options.undrafted,
         )
 
     def warm_up(self) -> None:
@@ -267,6 +270,7 @@ class OnlineLearner:
 
     def _end(self, kind: str, episode: Episode | None, is_held: bool, stats: RequestStats) -> None:
         buffer = self.buffer(kind)
+        self.num_recorded += episode is not None
         if is_held and episode is not None:
             self.held.append((kind, episode))
         buffer.add(None if is_held else episode)

@@ -54,6 +54,7 @@ DATA = ("target", "fixed", "on_policy", "mixed")
 MEANS = ("token", "text")
 WIDTH = 512  # tokens per row of a batch
 MEASURED = 20  # held-out prompts for tau
+USEFUL_TAU = 1.3  # below it no smaller draft would pay
 
 
 @dataclass(kw_only=True, eq=False)
@@ -80,7 +81,8 @@ class Draft(Recipe):
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
     minutes: training time of all phases, with answers that the draft generates; answers of the
     target, probes (up to a twentieth for each shape) and measurements come on top. A resumed run
-    keeps its own unless another is given.
+    keeps its own unless another is given; more of it goes to the phase that it is in and those
+    after.
     max_steps: maximum number of steps of all phases.
     probe_steps: maximum number of steps before a shape is judged.
     micro_tokens: padded tokens per micro-batch.
@@ -163,9 +165,10 @@ class Draft(Recipe):
         check_shares(self.micro_batches, self.processes)
         state = out / "state"
         is_trained = any(state.glob("*.pt")) or (out / "config.json").exists()
-        plans.begin(out, self, is_trained=is_trained, resume=resume)
+        plans.check(out, self, is_trained=is_trained, resume=resume)
         self.open(out)
         self.check()
+        plans.write(out, self)
         self.material.generate(self.top_k, self.batch, watch)
         chosen = self.choose(watch)
         with process_group(self.processes, _train_along, (replace(self), out, chosen.size)):
@@ -290,9 +293,10 @@ class Draft(Recipe):
         if gain > 1:
             lines.append(f"use it with --drafter draft_model:model={spelled(out)}")
         else:
+            longer = f"forerun train draft --out {spelled(out)} --resume --minutes N"
+            smaller = "; or start one with a smaller --share" if found["tau"] > USEFUL_TAU else ""
             lines.append(
-                "this draft does not speed up decoding yet; train it longer (--resume --minutes "
-                "N), or start one with a smaller --share"
+                f"this draft does not speed up decoding yet; train it longer: {longer}{smaller}"
             )
         return lines
 

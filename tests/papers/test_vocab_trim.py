@@ -292,7 +292,7 @@ def test_few_prompts_are_mentioned(
 ) -> None:
     folder, path = make_tiny(tmp_path / "target"), tmp_path / "p.jsonl"
     path.write_text('{"prompt": "the cat"}\n' * 8)
-    monkeypatch.setattr(VocabTrim, "count", lambda *_: np.arange(288) < 21)
+    monkeypatch.setattr(VocabTrim, "count", lambda *_: (np.arange(288) < 21).astype(np.int64))
     trim = VocabTrim(calibrate=path, model=str(folder), keep=keep, tokens=4)
     lines = list(trim.trim(draft, tmp_path / "out"))
     assert any(line.startswith(said) for line in lines)

@@ -56,9 +56,13 @@ def write(folder: Path, recipe: Planned) -> None:
 
 
 def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
-    """Raises ConfigError if a run would overwrite something, or there is none to resume."""
+    """Raises ConfigError if a run would overwrite something, or there is none to resume.
+
+    Folders with plans of their own, such as answers that another run has recorded, may be there.
+    """
     if not has_run(folder):
-        if folder.exists() and any(folder.iterdir()):
+        found = folder.iterdir() if folder.exists() else ()
+        if not all((path / NAME).exists() for path in found):
             raise ConfigError(
                 f"{folder} holds files, but no run of train; choose another --out, a new folder"
             )

@@ -235,15 +235,32 @@ def test_only_a_part_of_many_held_out_answers_is_read(target, prompts, trained, 
 def test_a_resumed_run_keeps_what_is_not_given(
     target, prompts, tmp_path, monkeypatch, call, given, used
 ):
-    def stop(self: Draft, out: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Draft, "open", stop)
+    monkeypatch.setattr(data.DraftData, "generate", stop)
     words = ["train", "draft", "--model", target, "--prompts", prompts, "--out", tmp_path]
+    words += ["--share", 0.9]
     first = ["--minutes", 600, "--rate", 0.3, "--threads", 1]
     for more in (first, ["--resume", *given]):
         assert call(*words, *more)[0] == 130
     assert {name: read_budgets(tmp_path)[name] for name in used} == used
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ((Draft, "open"), "stopped; nothing was begun: forerun train draft"),
+        ((data.DraftData, "generate"), "stopped and saved; continue with: forerun train draft"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(target, prompts, tmp_path, monkeypatch, call, where, said):
+    monkeypatch.setattr(*where, stop)
+    words = ["train", "draft", "--share", 0.9, "--model", target, "--prompts", prompts]
+    status, out, _ = call(*words, "--out", tmp_path)
+    assert status == 130 and said in out
+    assert ("--resume" in out) == (tmp_path / "plan.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from forerun.cli import _signature, options
 from forerun.cli._call_line import call_line
 from forerun.cli._progress import Display
 from forerun.errors import ConfigError
-from forerun.training.plans import name_of, options_of_run
+from forerun.training.plans import has_run, name_of, options_of_run
 
 if TYPE_CHECKING:
     from forerun.training.recipes.base import Recipe
@@ -93,7 +93,7 @@ def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> No
         try:
             lines = recipe.train(out, resume=resume, watch=display.draw)
         except KeyboardInterrupt:
-            typer.echo(f"\n{_stopped(ctx, recipe)}")
+            typer.echo(f"\n{_stopped(ctx, recipe, out)}")
             raise typer.Exit(130) from None
     for line in lines:
         typer.echo(line)
@@ -139,12 +139,13 @@ def _kept(cls: type[Recipe], ctx: typer.Context, out: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not options.is_given(ctx, name)}
 
 
-def _stopped(ctx: typer.Context, recipe: Recipe) -> str:
+def _stopped(ctx: typer.Context, recipe: Recipe, out: Path) -> str:
     """The message after Ctrl-C, with the command that continues."""
-    if not recipe.can_resume:
-        call = call_line(ctx)
-        return f"stopped; finished parts are reused by: {call}"
     start = "torchrun ... -m " if TORCHRUN in os.environ else ""
+    if not recipe.can_resume:
+        return f"stopped; finished parts are reused by: {call_line(ctx)}"
+    if not has_run(out):
+        return f"stopped; nothing was begun: {start}{call_line(ctx)}"
     return f"stopped and saved; continue with: {start}{call_line(ctx, resume=True)}"
 
 

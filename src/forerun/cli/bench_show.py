@@ -13,7 +13,7 @@ from forerun.bench.ranking import finished, left_out_line, skipped
 from forerun.bench.scoring import last_line, pass_at_ks
 from forerun.cli.loading import SLOW_SECONDS
 from forerun.cli.output import console, notice
-from forerun.utils.text import counted
+from forerun.utils.text import counted, time_left
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,15 +94,6 @@ def record_line(record: Record) -> str:
     rate = metrics.tokens_per_second([record])
     tau = metrics.totals(record.samples).tau
     return head + f"{number(rate or 0.0)} tokens/s" + (f", tau {tau:.2f}" if tau else "")
-
-
-def time_left(seconds: float | None) -> str:
-    """Time left in words."""
-    if seconds is None:
-        return "time left unknown"
-    if seconds < 90:
-        return f"{seconds:.0f} s left"
-    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
 
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:

@@ -78,6 +78,12 @@ class Progress:
         """Tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
+    def share(self, max_steps: int | None, minutes: float | None) -> float:
+        """The used share of a budget, at least one of whose limits is set."""
+        shares = [self.step / max_steps] if max_steps else []
+        shares += [self.seconds / (60 * minutes)] if minutes else []
+        return max(shares)
+
     def add(self, loss: float, tokens: int, seconds: float) -> None:
         """Counts one finished step."""
         self.step, self.tokens = self.step + 1, self.tokens + tokens
@@ -177,10 +183,7 @@ class Loop:
 
     def spent(self) -> float:
         """Share of the budget that is used up."""
-        steps, minutes = self.options.max_steps, self.options.minutes
-        shares = [self.progress.step / steps] if steps else []
-        shares += [self.progress.seconds / (60 * minutes)] if minutes else []
-        return max(shares)
+        return self.progress.share(self.options.max_steps, self.options.minutes)
 
     def save(self) -> None:
         """Writes the checkpoint, if it has a path (first process only).

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from forerun.utils.text import time_left
+
 Watch = Callable[[str, float, str], None]  # called with a title, the share done, a note
 
 
@@ -53,10 +55,5 @@ def step_note(p: Counts, spent: float) -> tuple[float, str]:
     left = p.seconds * (1 - spent) / spent if spent > 0 else 0.0
     return spent, (
         f"step {p.step}  {p.tokens / 1e6:.2f} M tokens  {p.rate:,.0f} tokens/s  "
-        f"loss {p.loss:.3f}  {time_left(left)}"
+        f"loss {p.loss:.3f}  {time_left(max(0.0, left))}"
     )
-
-
-def time_left(seconds: float) -> str:
-    """An estimated time, in seconds below two minutes."""
-    return f"{max(0.0, seconds):.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"

@@ -11,3 +11,12 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 def joined(items: Sequence[str], word: str) -> str:
     """The items as a list in a sentence: "a, b or c" with the word "or"."""
     return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+
+
+def time_left(seconds: float | None) -> str:
+    """Time left in words."""
+    if seconds is None:
+        return "time left unknown"
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"

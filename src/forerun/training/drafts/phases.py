@@ -60,12 +60,6 @@ class Budget:
             seed=self.seed,
         )
 
-    def share(self, progress: Progress) -> float:
-        """The share that a phase has used."""
-        shares = [progress.step / self.max_steps] if self.max_steps else []
-        shares += [progress.seconds / (60 * self.minutes)] if self.minutes else []
-        return max(shares)
-
     def probe(self, steps: int) -> LoopOptions:
         """Budget of the short training before a shape is judged: steps, or a share of the time."""
         minutes = None if self.minutes is None else PROBE_SHARE * self.minutes
@@ -135,7 +129,7 @@ class Trainer:
             part = phase.share / sum(later.share for later in phases[i:])
             now = phase._replace(share=max(part * left, LEAST))
             progress = self.run(now, watch, is_over=i < max(begun, default=0))
-            left -= self.budget.share(progress)
+            left -= progress.share(self.budget.max_steps, self.budget.minutes)
             yield phase, progress
 
     def checkpoint(self, phase: Phase) -> Path:

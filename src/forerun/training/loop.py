@@ -79,7 +79,7 @@ class Progress:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def share(self, max_steps: int | None, minutes: float | None) -> float:
-        """The used share of a budget, at least one of whose limits is set."""
+        """The used share of a budget with a limit of steps, of minutes, or both."""
         shares = [self.step / max_steps] if max_steps else []
         shares += [self.seconds / (60 * minutes)] if minutes else []
         return max(shares)

@@ -18,7 +18,6 @@ from drafts.common import ANSWER, Bench, PartSizes
 from drafts.figures import cell, goal, seeds_of
 from forerun.compression.vocab_trim import SOURCES, VocabTrim, always_kept, split
 from forerun.models.draft_link import load_draft
-from forerun.tasks.base import prompt_ids
 
 GAMMA = 4
 FIGURES = {"tau": "tau", "mbsu": "MBSU"}
@@ -69,7 +68,7 @@ def sweep(bench: Bench, sizes: Sizes, source: str, seed: int) -> Row:
     target = bench.target
     draft = load_draft(str(bench.folder("draft")), "auto", "auto", 256, target.tokenizer)
     texts = [json.loads(line)["prompt"] for line in path.read_text("utf-8").splitlines()]
-    prompts = [prompt_ids(target, text) for text in texts]
+    prompts = [target.prompt_ids(text) for text in texts]
     fit, held_out = split(prompts)
     counts = trim.count(target, draft, fit)
     points = trim.sweep(target, draft, counts, always_kept(target), held_out)

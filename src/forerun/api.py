@@ -103,6 +103,12 @@ class Model:
             return as_problem(messages)
         return self.tokenizer.chat(messages)
 
+    def prompt_ids(self, text: str) -> list[int]:
+        """Ids [n] of a user's text, in the chat template if there is one. Raises TemplateError."""
+        has_form = self.tokenizer.has_chat_template or is_embedded(self.name)
+        made = self.chat_prompt(text) if has_form else text
+        return self.tokenizer.encode(made) if isinstance(made, str) else made
+
     def stream(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
     ) -> Iterator[Event]:

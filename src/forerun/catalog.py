@@ -50,7 +50,7 @@ class Row:
     tiny: Mapping[str, str] = field(default_factory=dict)  # the parts for small tests
     lossless: bool | None = True  # keeps the target's law; None: does not touch decoding
     lossy: Mapping[str, str] = field(default_factory=dict)  # optional parts that change the law
-    make: str = ""  # command that makes a model, head or index which the parts use
+    make: str = ""  # command that makes a model, head or index that the parts use
     trains: bool = False
     state: str = MISSING
     check: str = ""  # acceptance check below tests/; "": papers/test_<name>.py
@@ -97,7 +97,7 @@ def owner(file: str) -> Row | None:
     return next((row for row in rows() if file.lower() in row.files), None)
 
 
-def users(file: str) -> list[Row]:
+def rows_with(file: str) -> list[Row]:
     """All rows with this file that are at least partly built."""
     return [row for row in rows() if file.lower() in row.files and row.state != MISSING]
 

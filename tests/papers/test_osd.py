@@ -100,7 +100,7 @@ def test_the_row_of_a_correction_is_the_one_before_it() -> None:
 
 def test_rows_without_a_draft_are_an_option() -> None:
     """Of the last step, which drafted nothing; the row after a bonus token is no correction."""
-    episode = worked_example(undrafted=True)
+    episode = worked_example(records_undrafted=True)
     assert episode.rows.tolist() == [10, 15]
     assert [ids[np.argmax(p)] for ids, p in zip(episode.ids, episode.logp, strict=True)] == [20, 27]
 
@@ -117,9 +117,9 @@ def test_the_published_rows_are_an_option() -> None:
         ({}, [10, 12, 13], [10, 13]),
         ({"compat": True}, [11, 13, 14], [14]),  # row 13 comes after an unknown step
         ({"hold_every": 1}, [9, 10, 11, 12, 13], [9, 10, 13]),
-        ({"undrafted": True}, [10, 12, 13, 14], [10, 13, 14]),
-        ({"undrafted": True, "hold_every": 1}, [9, 10, 11, 12, 13, 14], [9, 10, 13, 14]),
-        ({"undrafted": True, "compat": True}, [11, 13, 14], [14]),
+        ({"records_undrafted": True}, [10, 12, 13, 14], [10, 13, 14]),
+        ({"records_undrafted": True, "hold_every": 1}, [9, 10, 11, 12, 13, 14], [9, 10, 13, 14]),
+        ({"records_undrafted": True, "compat": True}, [11, 13, 14], [14]),
     ],
 )
 def test_rows_of_a_step_that_is_not_recorded_are_missing(

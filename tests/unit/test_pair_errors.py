@@ -14,7 +14,7 @@ from forerun.core.tree import LAW_NAMES
 from forerun.drafters.base import Grown
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.engine import check_pair
-from forerun.engine.pair_error import DRAWN, pair_error
+from forerun.engine.pair_error import DRAWN_AS, pair_error
 from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
 
@@ -41,7 +41,7 @@ def refused(drafter: Drafter, verifier: Verifier) -> str:
 def test_it_names_the_verifiers_that_accept_the_drafts() -> None:
     assert refused(Lazy(), registry.make("verifier", "lenient")) == (
         "verifier 'lenient' does not accept the drafts of drafter 'lazy': tokens drawn without a "
-        "list of all probabilities (lazy); use verifier speculative, greedy, match or recursive"
+        "list of all probabilities (lazy); use verifier speculative, match or recursive"
     )
 
 
@@ -86,4 +86,4 @@ def test_no_verifier_at_all() -> None:
 
 
 def test_every_label_is_explained() -> None:
-    assert DRAWN.keys() == LAW_NAMES.keys()
+    assert DRAWN_AS.keys() == LAW_NAMES.keys()

@@ -10,7 +10,7 @@ from draft_runs import OPTIONS
 
 from forerun.cli.main import main
 from forerun.registry import get
-from forerun.training.plans import TRAINED, options_of_run
+from forerun.training.plans import RECIPE_KEY, options_of_run
 
 
 def train(out: Path, *words: str) -> int:
@@ -56,17 +56,33 @@ def test_the_folder_of_another_recipe_is_named(run: Path, capsys, tmp_path: Path
 def test_a_folder_with_other_files_is_left_alone(words: list[str], capsys, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert train(tmp_path, *words) == 2
-    assert "holds files, but no run of train; choose another --out" in capsys.readouterr().err
+    assert "has files, but none of a training run; choose a new" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_options_come_back_as_they_were(tmp_path: Path) -> None:
     """Paths as paths, lists as tuples; no option that was unset, and no hash."""
-    settings = {TRAINED: "draft", "prompts": "p.jsonl", "corpus": None, "share": 0.2}
+    settings = {RECIPE_KEY: "draft", "prompts": "p.jsonl", "corpus": None, "share": 0.2}
     plan = {"settings": settings | {"prompts_hash": "ab"}, "budgets": {"minutes": 3.0}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     found = options_of_run(tmp_path, get("recipe", "draft"))
     assert found == {"prompts": Path("p.jsonl"), "share": 0.2, "minutes": 3.0}
-    judge = {"settings": {TRAINED: "judge_head", "sources": [0, 2]}}
+    judge = {"settings": {RECIPE_KEY: "judge_head", "sources": [0, 2]}}
     (tmp_path / "plan.json").write_text(json.dumps(judge))
     assert options_of_run(tmp_path, get("recipe", "judge_head")) == {"sources": (0, 2)}
+
+
+def test_required_options_are_those_of_the_run_too(target: Path, capsys, tmp_path: Path) -> None:
+    """`train sorted` needs --corpus; a resumed run has it from its plan."""
+    out, corpus = tmp_path / "sorted", tmp_path / "texts.txt"
+    corpus.write_text("Ann has 12 pens. Ben has 3 more. " * 400)
+    words = ["train", "sorted", "--out", str(out)]
+    small = ["--hidden", "32", "--exits", "1", "--exits", "2", "--max-steps", "2"]
+    assert main([*words, "--corpus", str(corpus), "--model", str(target), *small]) == 0
+    assert main([*words, "--resume", "--max-steps", "4"]) == 0
+    plan = json.loads((out / "plan.json").read_text())
+    assert plan["settings"]["corpus"] == str(corpus) and plan["budgets"]["max_steps"] == 4
+    assert main([*words]) == 2
+    assert "Missing option '--corpus'" in capsys.readouterr().err
+    assert main(["train", "sorted", "--out", str(tmp_path / "none"), "--resume"]) == 2
+    assert "has no run of sorted to take --corpus from" in capsys.readouterr().err

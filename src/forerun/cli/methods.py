@@ -50,6 +50,7 @@ def explain(row: Row) -> dict[str, Any]:
         "parts": _parts(row.parts),
         "lossy": _parts(row.lossy),
         "files": {file: catalog.is_built(file) for file in row.files},
+        "pages": [row.doc] if is_there else [],
         "example": example(row.parts) if is_there else None,
         "lossy_example": example({**row.parts, **row.lossy}) if row.lossy and is_there else None,
     }
@@ -83,7 +84,7 @@ def explain_part(name: str, kind: str | None = None) -> dict[str, Any]:
     for kind, part in parts.items():
         cls: Any = registry.get(kind, wanted)
         part["lossless"] = getattr(cls, "lossless", None)  # of kinds that decide it
-    pages = [row.doc for kind in homes for row in catalog.users(registry.file_of(kind, wanted))]
+    pages = [row.doc for kind in homes for row in catalog.rows_with(registry.file_of(kind, wanted))]
     title = f"{wanted} ({', '.join(homes)})"
     found = {"name": wanted, "title": title, "note": note, "parts": parts}
     found["pages"] = list(dict.fromkeys(pages))
@@ -179,7 +180,7 @@ def _show(found: dict[str, Any]) -> None:
     if "state" in found:
         facts |= {
             "state": found["state"],
-            "lossless": YES_NO[found["lossless"]] + _except(lossy),
+            "lossless": YES_NO[found["lossless"]] + _lossy_note(lossy),
             "trains": YES_NO[found["trains"]],
         }
     else:
@@ -194,8 +195,7 @@ def _show(found: dict[str, Any]) -> None:
         _show_part(out, kind, part, part["spec"])
     for kind, part in lossy.items():
         _show_part(out, kind, part, f"{part['spec']} (optional, lossy)")
-    is_there = found.get("state", catalog.MISSING) != catalog.MISSING
-    for page in found.get("pages", [found["doc"]] if is_there else []):
+    for page in found["pages"]:
         out.print(f"  page      {page}", markup=False)
     commands = {"make": "make", "example": "example", "lossy": "lossy_example"}
     for label, key in commands.items():
@@ -203,8 +203,8 @@ def _show(found: dict[str, Any]) -> None:
             out.print(f"  {label:9} {found[key]}", markup=False, soft_wrap=True)
 
 
-def _except(lossy: Mapping[str, dict[str, Any]]) -> str:
-    """The parts with which a lossless method is lossy."""
+def _lossy_note(lossy: Mapping[str, dict[str, Any]]) -> str:
+    """The optional parts that make a lossless method lossy, for the line "lossless"."""
     named = [f"{kind} {registry.parse(part['spec'])[0]}" for kind, part in lossy.items()]
     return f"; no with {joined(named, 'or')}" if named else ""
 

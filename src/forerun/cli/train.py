@@ -15,7 +15,7 @@ from forerun.cli import _signature, options
 from forerun.cli._call_line import call_line
 from forerun.cli._progress import Display
 from forerun.errors import ConfigError
-from forerun.training.plans import has_run, name_of, options_of_run
+from forerun.training.plans import has_run, options_of_run, recipe_name
 
 if TYPE_CHECKING:
     from forerun.training.recipes.base import Recipe
@@ -40,9 +40,11 @@ class Group(_signature.Methods):
     """Recipes; a recipe is imported when it is called."""
 
     kind = "recipe"
+    is_resumed = False  # whether options without a default may be left out
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Also accepts options before the recipe's name; ranks of torchrun above 0 work here."""
+        self.is_resumed = "--resume" in args
         set_up("cuda" if any("cuda" in word for word in args) else "cpu")
         if TORCHRUN in os.environ:
             _join_torchrun(ctx)
@@ -57,6 +59,8 @@ class Group(_signature.Methods):
         shared = [p.replace(default=Path(name)) for p in _signature.declared(every)]
         shared += _signature.declared(resumable) if cls.can_resume else []
         own = _signature.parameters(cls, panel=f"Options of {name}", hidden=frozenset())
+        if self.is_resumed:
+            own = [p.replace(default=None) if p.default is p.empty else p for p in own]
         about = registry.summary("recipe", name)
         return _signature.command(name, partial(_command, cls), [*own, *shared], about)
 
@@ -77,13 +81,15 @@ def _root() -> None:
 
 def _command(cls: type[Recipe], ctx: typer.Context, given: dict[str, Any]) -> None:
     """Runs a recipe and prints its results."""
-    name, out = name_of(cls), given["out"]
+    name, out = recipe_name(cls), given["out"]
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
     resume = given.get("resume", False)
-    kept = _kept(cls, ctx, out) if resume else {}
-    recipe = cls(**kept | _signature.given(cls, given) | _threads(ctx, given))
+    chosen = _kept(cls, ctx, out) if resume else {}
+    chosen |= _signature.given(cls, given) | _threads(ctx, given)
+    _check_complete(cls, chosen, out)
+    recipe = cls(**chosen)
     if TORCHRUN in os.environ:
         _check_processes(name, recipe)
     options.check_out_folder(out)
@@ -134,9 +140,19 @@ def _threads(ctx: typer.Context, given: dict[str, Any]) -> dict[str, int]:
 
 
 def _kept(cls: type[Recipe], ctx: typer.Context, out: Path) -> dict[str, Any]:
-    """Options of the run before that are not given."""
+    """The earlier run's options that this call does not give."""
     found = options_of_run(out, cls)
     return {name: value for name, value in found.items() if not options.is_given(ctx, name)}
+
+
+def _check_complete(cls: type[Recipe], chosen: dict[str, Any], out: Path) -> None:
+    """Raises ConfigError if a resumed run lacks an option without a default."""
+    needed = [name for name, p in registry.options(cls).items() if p.default is p.empty]
+    if missing := [f"--{name.replace('_', '-')}" for name in needed if name not in chosen]:
+        raise ConfigError(
+            f"{out} has no run of {recipe_name(cls)} to take {' and '.join(missing)} from; check "
+            f"--out, or give {'it' if len(missing) == 1 else 'them'}"
+        )
 
 
 def _stopped(ctx: typer.Context, recipe: Recipe, out: Path) -> str:
@@ -145,7 +161,7 @@ def _stopped(ctx: typer.Context, recipe: Recipe, out: Path) -> str:
     if not recipe.can_resume:
         return f"stopped; finished parts are reused by: {call_line(ctx)}"
     if not has_run(out):
-        return f"stopped; nothing was begun: {start}{call_line(ctx)}"
+        return f"stopped before the run began; start again with: {start}{call_line(ctx)}"
     return f"stopped and saved; continue with: {start}{call_line(ctx, resume=True)}"
 
 

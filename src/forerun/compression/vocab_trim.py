@@ -28,9 +28,9 @@ from forerun.errors import ConfigError, ModelError
 from forerun.models.paths import is_gguf
 from forerun.models.vocab_map import VocabMap
 from forerun.registry import File, ModelName
-from forerun.tasks.base import prompt_ids
 from forerun.tasks.file import FileTask
 from forerun.utils.files import write_folder
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SOURCES = "target", "draft", "raw"
 MAX_SHRINK = 64  # of the sizes that `keep=auto` tries: V, V / 2, V / 4 and so on
-FEW_PROMPTS = 16  # to measure on; every fourth prompt is one
+MIN_HELD_OUT = 16  # prompts to measure sizes on; a quarter of those that are given
 WEIGHTS = ".safetensors", ".bin", ".gguf"
 OF_THE_WHOLE = "README.md", "draft.json", "plan.json"  # about the draft with its whole head
 CARD = """# {name} with a reduced head
@@ -103,7 +103,7 @@ class VocabTrim:
 
         task = FileTask(self.calibrate)
         target = load(self.model)
-        prompts = [prompt_ids(target, task.example(i).prompt) for i in range(len(task))]
+        prompts = [target.prompt_ids(task.example(i).prompt) for i in range(len(task))]
         draft = load_draft(str(source), "auto", "auto", 256, target.tokenizer)
         if getattr(draft, "model", None) is None or not hasattr(draft, "head_map"):
             raise ModelError(f"{source} runs on transformers, so its head cannot be reduced")
@@ -121,16 +121,19 @@ class VocabTrim:
         different = np.count_nonzero(counts)
         yield f"counted {counts.sum():,} tokens, {different:,} of them different"
         if self.keep == "auto":
+            if len(held_out) < MIN_HELD_OUT:
+                yield (
+                    f"only {counted(len(held_out), 'prompt')} to measure sizes on; give "
+                    f"{4 * MIN_HELD_OUT} or more to --calibrate, or --keep a number"
+                )
             sweep = self.sweep(target, draft, counts, always, held_out)
             yield from (str(point) for point in sweep)
             size = best(sweep).size
-            if len(held_out) < FEW_PROMPTS:
-                yield (
-                    f"{len(held_out)} prompts to measure on are too few to choose a size well; "
-                    f"calibrate with {4 * FEW_PROMPTS} or more, or give --keep a number"
-                )
         elif size > different:
-            yield f"{size - different:,} of the {size:,} tokens to keep were not counted at all"
+            yield (
+                f"{size - different:,} of the {size:,} tokens to keep do not occur in the counted "
+                "texts; give a smaller --keep or more prompts"
+            )
         kept = top_tokens(counts, size, always)
         texts = "prompts" if self.source == "raw" else f"answers of the {self.source} to prompts"
         about = f"{len(fit)} {texts} of {Path(self.calibrate).name}"

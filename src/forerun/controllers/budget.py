@@ -31,7 +31,7 @@ from forerun.engine.cost.step import cost_for, cost_of
 from forerun.errors import ConfigError
 
 PROBE_SIZE = 4  # nodes and steps of a probe at most; drafting steps between two decisions
-FREE_PROBES = 4  # of a sequence, until it drafts for more than a probe
+FREE_PROBES = 4  # per sequence, that saved time may pay; from 0 again after a planned draft
 PROBE_STEP_SHARE = 0.2  # of a plain step, for the nodes of a probe in each of its steps
 CREDIT_STEPS = 4.0  # plain steps that drafts may lose at first
 MAX_CREDIT_STEPS = 16.0  # plain steps that drafts may lose after they saved more

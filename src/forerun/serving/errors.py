@@ -162,9 +162,9 @@ def as_api(request: Request, error: Exception) -> ApiError:
     if status == 404:
         return unknown("path", where, routes(request.app), status=404, code="unknown_url")
     if status == 405:
-        known = ", ".join(routes(request.app))
-        allow = ", ".join(methods(request.app, request.url.path)).replace("GET", "GET, HEAD")
-        return ApiError(405, f"{where} is not allowed; known: {known}", allow=allow)
+        known, allowed = routes(request.app), methods(request.app, request.url.path)
+        about = f"{where} is not allowed; known: {', '.join(known)}"
+        return ApiError(405, about, allow=", ".join(allowed))
     if isinstance(error, HTTPException):
         return ApiError(status, str(error.detail))
     return ApiError(500, "internal error of the server; see the server log")
@@ -172,12 +172,15 @@ def as_api(request: Request, error: Exception) -> ApiError:
 
 def routes(app: FastAPI) -> list[str]:
     """Method and path of every route of an application, without HEAD, as "GET /health"."""
-    found = [route for route in app.routes if isinstance(route, Route)]
-    return sorted(f"{m} {r.path_format}" for r in found for m in r.methods or () if m != "HEAD")
+    known = _routes(app)
+    return sorted(f"{m} {r.path_format}" for r in known for m in r.methods or () if m != "HEAD")
 
 
 def methods(app: FastAPI, path: str) -> list[str]:
-    """The HTTP methods of a path, without HEAD."""
-    found = [route for route in app.routes if isinstance(route, Route)]
-    own = {m for r in found if r.path_regex.match(path) for m in r.methods or ()}
-    return sorted(own - {"HEAD"})
+    """The HTTP methods of a path; every path with GET also answers HEAD."""
+    found = {m for r in _routes(app) if r.path_regex.match(path) for m in r.methods or ()}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
+
+
+def _routes(app: FastAPI) -> list[Route]:
+    return [route for route in app.routes if isinstance(route, Route)]

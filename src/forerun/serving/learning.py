@@ -34,7 +34,7 @@ from forerun.training.online.translated import objective_for
 log = logging.getLogger("forerun.serving")
 RECORDING_PART = 0.5  # of the share; the other half is left for slices
 IDLE_SECONDS = 0.2  # between two looks for work
-MIN_REQUESTS = 8  # finished requests without a recorded one that give a warning
+WARN_AFTER_REQUESTS = 8  # finished, and none recorded
 
 
 class TimeShare:
@@ -104,7 +104,7 @@ class Learning:
         self.num_requests = 0  # finished while learning was on
         self._has_warned = False
         self._unpublished: set[str] = set()  # classes with weights that wait for a free copy
-        self._unpublished_resets: set[str] = set()  # those of them with the initial weights
+        self._unpublished_resets: set[str] = set()  # of them: without the reset
         self._wants_reset = self._is_closing = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="forerun-learner", daemon=True)
@@ -156,11 +156,12 @@ class Learning:
                 self.recording.set_share(share * RECORDING_PART, now)
             if enabled is not None:
                 self.is_on = enabled
-            self._wants_reset |= reset
+            if reset:
+                self._wants_reset = True
             self._wake.notify()
 
     def observe(self, step: Step) -> None:
-        """Records corrections if the share allows it. Called by the engine's thread; never raises.
+        """Records the step if the share allows it. Called by the engine's thread; never raises.
 
         The step's content has no influence on whether it is recorded.
         """
@@ -202,23 +203,23 @@ class Learning:
             "seconds": self.seconds,
             "requests_seen": self.num_requests,
             "requests_recorded": self.learner.num_recorded,
-            "reset_pending": self._is_reset_pending and not self.error,
+            "reset_pending": self._is_reset_pending,
             "classes": classes,
         }
 
     @property
     def _is_reset_pending(self) -> bool:
         """Whether new requests do not get the initial weights yet, after an operator's reset."""
-        return self._wants_reset or bool(self._unpublished_resets)
+        return not self.error and (self._wants_reset or bool(self._unpublished_resets))
 
     def _warn_if_starved(self) -> None:
         """Warns once if none of the first requests had anything to record."""
-        if self.num_requests < MIN_REQUESTS or self.learner.num_recorded or self.error:
+        if self.num_requests < WARN_AFTER_REQUESTS or self.learner.num_recorded or self.error:
             return
         self._has_warned = True
         log.warning(
-            "nothing to learn from yet: 0 of %d finished requests were recorded; send requests "
-            "without a seed to method online, with prompts of at most %d tokens (drafts that are "
+            "learning has recorded nothing yet: 0 of %d finished requests; send requests without a "
+            "seed to the method that learns, with prompts of at most %d tokens (drafts that are "
             "always accepted give nothing to record)",
             self.num_requests,
             self.learner.listen.max_length,
@@ -255,7 +256,8 @@ class Learning:
         if self._wants_reset:
             self._unpublished |= set(self.learner.learners)
             self._unpublished_resets |= set(self.learner.learners)
-            self._wants_reset = False
+            with self._wake:
+                self._wants_reset = False
             self.learner.reset()
             yield
         kind = self.learner.due() if self.is_on else None
@@ -328,7 +330,7 @@ class Learning:
                 lambda: self.num_requests,
             ),
             "learner_requests_recorded": (
-                "Those of them with a recorded position",
+                "Finished requests with a recorded position",
                 lambda: self.learner.num_recorded,
             ),
         }

@@ -128,9 +128,9 @@ class Service:
                 "online:model=DRAFT"
             )
         settings = self.settings
-        # a draft that does not pay is not used, and must learn all the same
         interval, rate = settings.learn_interval, settings.learn_rate
-        options = OnlineOptions(interval=interval, rate=rate, undrafted=True)
+        # the controller may not use a weak draft; it has to learn all the same
+        options = OnlineOptions(interval=interval, rate=rate, records_undrafted=True)
         return Learning(found[0], share, options, self.metrics, lambda: self.worker.num_running)
 
     def close(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.utils.text import joined
+
 FIRST = ("Anna", "Bruno", "Clara", "David", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas")
 LAST = (
     "Berg",
@@ -48,11 +50,6 @@ def person(rng: random.Random) -> str:
     return f"{rng.choice(FIRST)} {rng.choice(LAST)}"
 
 
-def listed(items: list[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
-
-
 def job(rng: random.Random) -> Record:
     """A vacancy."""
     title, firm, city = rng.choice(JOBS), rng.choice(FIRMS), rng.choice(CITIES)
@@ -61,9 +58,10 @@ def job(rng: random.Random) -> Record:
     contact = person(rng) if rng.random() < 0.6 else None
     asked = f"Questions are answered by {contact}." if contact else "No telephone calls, please."
     where = "can be done from home" if is_remote else "has to be done on site"
+    named = joined(skills, "and")
     text = (
         f"{firm} is growing, and its team in {city} is looking for a {title} for {hours} hours a "
-        f"week. The work {where}. We ask for {listed(skills)}; everything else can be learned "
+        f"week. The work {where}. We ask for {named}; everything else can be learned "
         f"here. The yearly salary is {salary} euros. {asked}"
     )
     schema = {
@@ -114,9 +112,10 @@ def event(rng: random.Random) -> Record:
     seats, fee = 5 * rng.randint(4, 40), rng.choice((0, 3, 5, 8, 12))
     topics = rng.sample(("history", "science", "food", "travel", "nature", "art"), 2)
     cost = f"Tickets cost {fee} euros at the door." if fee else "Entry costs nothing: 0 euros."
+    named = joined(topics, "and")
     text = (
         f'"{talk}" is the title of a talk that {speaker} will give on {day} {month} at {hour}:00 '
-        f"in {place}. It is about {listed(topics)}. There are {seats} seats. {cost} Doors open "
+        f"in {place}. It is about {named}. There are {seats} seats. {cost} Doors open "
         f"half an hour before."
     )
     schema = {
@@ -141,9 +140,10 @@ def flat(rng: random.Random) -> Record:
     extras, allows_pets = rng.sample(EXTRAS, 2), rng.random() < 0.5
     owner = person(rng)
     pets = "Pets are welcome." if allows_pets else "Pets are not allowed."
+    named = joined(extras, "and")
     text = (
         f"To let from {owner}: a bright flat in {city}, on the {floor} floor, with {rooms} "
-        f"{'room' if rooms == 1 else 'rooms'} and {area} square metres. It has {listed(extras)}. "
+        f"{'room' if rooms == 1 else 'rooms'} and {area} square metres. It has {named}. "
         f"{pets} The monthly rent is {rent} euros, and a visit is possible any evening."
     )
     schema = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from forerun.utils.text import joined
+
 from ._reasoning_words import WORTH_UNITS
 from ._reasoning_world import Node, Shape, Story
 
@@ -31,16 +33,12 @@ def _ask_one(story: Story) -> None:
 def _total(story: Story, chosen: list[str]) -> int:
     """The node that adds the quantities of the chosen subjects."""
     args, needs = tuple(story.value(s) for s in chosen), tuple(story.current[s] for s in chosen)
-    each = _names([f"{s} {story.value(s)}" for s in chosen])
+    each = joined([f"{s} {story.value(s)}" for s in chosen], "and")
     claim = story.clause("[together they have|the total is|the sum is|together that makes]")
     why = story.clause("[we add|we put together|we take together] {each}", each=each)
     return story.add(
         Node(sum(args), "+", args, needs, claim, "[total|together|sum]", why, story.unit)
     )
-
-
-def _names(chosen: list[str]) -> str:
-    return ", ".join(chosen[:-1]) + " and " + chosen[-1]
 
 
 def _ask_total(story: Story) -> None:
@@ -51,7 +49,7 @@ def _ask_total(story: Story) -> None:
     template = (
         "[How many {u} do {names} have together?|What is the total number of {u} of {names}?]"
     )
-    story.question = story.say(template, names=_names(chosen))
+    story.question = story.say(template, names=joined(chosen, "and"))
 
 
 def _ask_all(story: Story) -> None:
@@ -95,11 +93,8 @@ def _ask_worth(story: Story) -> None:
         "[{n} {unit} for each|each counts {n} {unit}|we multiply by {n}]", n=n, unit=unit
     )
     story.goal = story.add(Node(x * n, "*", (n, x), (base,), claim, word, why, unit))
-    owner = (
-        _names([s for s in story.subjects if story.current[s] in story.nodes[base].needs])
-        if whole
-        else None
-    )
+    owners = [s for s in story.subjects if story.current[s] in story.nodes[base].needs]
+    owner = joined(owners, "and") if whole else None
     owner = owner or next(s for s in story.subjects if story.current[s] == base)
     asked = (
         "[What is the total {word} for the {u} of {owner}?"

@@ -7,13 +7,10 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from forerun.errors import ConfigError, ModelError
+from forerun.errors import ConfigError
 from forerun.models.chat_template import rendered
-
-if TYPE_CHECKING:
-    from forerun.api import Model
 
 SPEAKERS = ("User: {}", "Assistant: {}")  # for models without a chat template
 SPARE_TOKENS = 128  # of the context, not used by made-up answers
@@ -144,12 +141,3 @@ def chat_text(tokenizer: Any, turns: Sequence[str]) -> str:
     first = getattr(tokenizer.inner, "bos_token", None) or ""
     shorter = text.removeprefix(first)
     return shorter if tokenizer.encode(shorter) == wanted else text
-
-
-def prompt_ids(model: Model, text: str) -> list[int]:
-    """A prompt as it is served: in the model's chat template, if it has one."""
-    try:
-        made = model.chat_prompt(text)
-    except ModelError:
-        made = text
-    return model.tokenizer.encode(made) if isinstance(made, str) else list(made)

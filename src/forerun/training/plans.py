@@ -15,7 +15,7 @@ from forerun.models.paths import located, model_folder
 from forerun.utils.files import reports_no_room, write_atomically
 
 NAME = "plan.json"
-TRAINED = "train"  # setting with the name of the recipe
+RECIPE_KEY = "train"  # plan.json: name of the recipe; "recipe" is an option of draft
 RENAMED = {  # settings in folders of earlier versions
     "num_problems": "problems",
     "num_texts": "problems",
@@ -41,10 +41,10 @@ def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> N
 
 
 def check(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> None:
-    """Writes nothing. is_trained: whether the folder has a checkpoint.
+    """Checks that a run may start or continue in a folder; writes nothing.
 
-    Raises ConfigError if the folder has something that must not be overwritten, or a run with other
-    settings.
+    is_trained: whether the folder has a checkpoint. Raises ConfigError if the folder has something
+    that must not be overwritten, or a run with other settings.
     """
     check_resume(folder, is_trained, resume)
     check_plan(folder, settings(recipe))
@@ -58,13 +58,13 @@ def write(folder: Path, recipe: Planned) -> None:
 def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
     """Raises ConfigError if a run would overwrite something, or there is none to resume.
 
-    Folders with plans of their own, such as answers that another run has recorded, may be there.
+    Hidden files and folders with plans of their own, such as recorded answers, may be there.
     """
     if not has_run(folder):
-        found = folder.iterdir() if folder.exists() else ()
-        if not all((path / NAME).exists() for path in found):
+        paths = folder.iterdir() if folder.exists() else ()
+        if not all((path / NAME).exists() for path in paths if path.name[0] != "."):
             raise ConfigError(
-                f"{folder} holds files, but no run of train; choose another --out, a new folder"
+                f"{folder} has files, but none of a training run; choose a new or empty folder"
             )
         if resume:
             raise ConfigError(
@@ -90,7 +90,7 @@ def settings(recipe: Planned) -> dict[str, Any]:
     """What a resumed run must not change, for JSON: name of the recipe, options, constants."""
     kept = [name for name in registry.options(type(recipe)) if name not in recipe.may_change]
     chosen = {name: plain(getattr(recipe, name)) for name in kept}
-    return {TRAINED: name_of(type(recipe))} | chosen | recipe.fixed()
+    return {RECIPE_KEY: recipe_name(type(recipe))} | chosen | recipe.fixed()
 
 
 def budgets(recipe: Planned) -> dict[str, Any]:
@@ -99,15 +99,18 @@ def budgets(recipe: Planned) -> dict[str, Any]:
     return {name: plain(getattr(recipe, name)) for name in kept}
 
 
-def name_of(cls: type) -> str:
+def recipe_name(cls: type) -> str:
     """The name of a recipe on the command line."""
     return cls.__module__.rpartition(".")[2]
 
 
 def options_of_run(folder: Path, cls: type) -> dict[str, Any]:
-    """The options of a recipe that the last run in a folder had, without those that were unset."""
+    """The options that the last run of a recipe in a folder had; unset ones are left out.
+
+    Empty if the folder has a run of another recipe, or none. Raises DataError.
+    """
     found = read_plan(folder) | read_budgets(folder)
-    if found.get(TRAINED, name_of(cls)) != name_of(cls):
+    if found.get(RECIPE_KEY, recipe_name(cls)) != recipe_name(cls):
         return {}
     read = {name: _read(found.get(name), option) for name, option in registry.options(cls).items()}
     return {name: value for name, value in read.items() if value is not None}

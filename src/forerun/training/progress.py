@@ -52,8 +52,8 @@ def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
 
 def step_note(p: Counts, spent: float) -> tuple[float, str]:
     """Share of the budget, and a line of figures for `Watch`."""
-    left = p.seconds * (1 - spent) / spent if spent > 0 else 0.0
+    left = max(0.0, p.seconds * (1 - spent) / spent) if spent > 0 else None
     return spent, (
         f"step {p.step}  {p.tokens / 1e6:.2f} M tokens  {p.rate:,.0f} tokens/s  "
-        f"loss {p.loss:.3f}  {time_left(max(0.0, left))}"
+        f"loss {p.loss:.3f}  {time_left(left)}"
     )

@@ -10,7 +10,8 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 def joined(items: Sequence[str], word: str) -> str:
     """The items as a list in a sentence: "a, b or c" with the word "or"."""
-    return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+    parts = [", ".join(items[:-1]), items[-1]] if len(items) > 1 else items
+    return f" {word} ".join(parts)
 
 
 def time_left(seconds: float | None) -> str:

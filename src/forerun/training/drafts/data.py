@@ -24,7 +24,6 @@ from forerun.ngrams.index.build.documents import (
     read,
     reading,
 )
-from forerun.tasks.base import prompt_ids
 from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training.data.documents import Batches, Documents
 from forerun.training.data.mixture import PackedBatches, windows
@@ -75,7 +74,7 @@ class DraftData:
     _texts: dict[Path, Documents] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.ids = [prompt_ids(self.target, prompt.text) for prompt in self.prompts]
+        self.ids = [self.target.prompt_ids(prompt.text) for prompt in self.prompts]
         self.domains = {i: prompt.domain for i, prompt in enumerate(self.prompts)}
         self.kept = [i for i in range(len(self.ids)) if i % HELD_OUT]  # prompts to train on
 
@@ -216,7 +215,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Prompt]]:
             raise DataError(f"{path}:{number} is not an object; {FORM}")
         text, domain = row.get("prompt"), str(row.get("domain", "all"))
         if not isinstance(text, str) or not text:
-            what = "no prompt" if text is None else f"the prompt {text!r}, not text"
+            what = "no prompt" if text in (None, "") else f"the prompt {text!r}, which is not text"
             raise DataError(f"{path}:{number} has {what}; {FORM}")
         if domain in COLUMNS:
             raise DataError(
@@ -253,7 +252,7 @@ def _files(source: Path) -> list[Path]:
 
 def fits_context(model: Model, text: str) -> bool:
     """Whether a prompt leaves room for an answer in the target's context."""
-    return len(prompt_ids(model, text)) < model.target.context
+    return len(model.prompt_ids(text)) < model.target.context
 
 
 def reference_answers(model: Model, prompts: list[Prompt], max_tokens: int) -> Documents:
@@ -263,7 +262,7 @@ def reference_answers(model: Model, prompts: list[Prompt], max_tokens: int) -> D
     end = sorted(model.tokenizer.eos_ids)[:1]
     pairs = []
     for prompt in prompts:
-        ids, answer = prompt_ids(model, prompt.text), model.tokenizer.encode_inside(prompt.answer)
+        ids, answer = model.prompt_ids(prompt.text), model.tokenizer.encode_inside(prompt.answer)
         pairs.append(([*ids, *[*answer, *end][:max_tokens]], len(ids)))
     return Documents.of(pairs)
 

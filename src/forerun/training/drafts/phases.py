@@ -25,7 +25,7 @@ EVALUATIONS = 8  # of held-out acceptance per phase
 EVALUATED_SHARE = 0.2  # of training time, without max_steps; the first and last always run
 RATES = {"pretrain": 1.0, "continue": 0.3, "align": 0.3}  # factors of learning rates
 PROBE_SHARE = 0.05  # of the minutes, for each shape at most
-LEAST = 1e-6  # of the budget, for a phase that has nothing left
+MIN_PHASE_SHARE = 1e-6  # of the budget, if earlier phases used all of it
 TWO, THREE = (0.5, 0.5), (0.45, 0.2, 0.35)  # shares of the budget
 
 
@@ -119,16 +119,16 @@ class Trainer:
     def run_all(self, phases: Sequence[Phase], watch: Watch) -> Iterator[tuple[Phase, Progress]]:
         """Trains the phases in turn; yields each with its progress.
 
-        A phase gets its part of what the phases before it left of the budget. Of a run that
-        continues, a phase before one that has begun stays as it is, so all of a larger budget is
-        spent on the last one that has begun and those after it.
+        The budget that earlier phases left is divided among the remaining phases by their shares.
+        In a resumed run, phases before the last one that has begun are not trained again, so added
+        budget goes to that phase and those after it.
         """
         begun = [i for i, phase in enumerate(phases) if self.checkpoint(phase).exists()]
         left = 1.0
         for i, phase in enumerate(phases):
             part = phase.share / sum(later.share for later in phases[i:])
-            now = phase._replace(share=max(part * left, LEAST))
-            progress = self.run(now, watch, is_over=i < max(begun, default=0))
+            resized = phase._replace(share=max(part * left, MIN_PHASE_SHARE))
+            progress = self.run(resized, watch, is_over=i < max(begun, default=0))
             left -= progress.share(self.budget.max_steps, self.budget.minutes)
             yield phase, progress
 

@@ -2,7 +2,7 @@
 
 Row r of a text is the distribution of token r + 1. If token t replaced a rejected draft token, the
 distributions that disagreed are those of row t - 1. A step with an accepted draft and a bonus token
-corrects nothing.
+corrects nothing. With `records_undrafted` the rows of steps without a draft are collected too.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class ErrorBuffer:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.num_requests = 0  # since the last `take`, with those that had no correction
+        self.num_requests = 0  # since the last `take`, also without a recorded row
         self.num_dropped = 0
         self.num_tokens = 0  # of all episodes; other threads read it without the lock
         self._episodes: deque[Episode] = deque()
         self._lock = threading.Lock()
 
     def add(self, episode: Episode | None) -> None:
-        """Adds a finished request; None: it had no correction."""
+        """Adds a finished request; None: nothing of it was recorded."""
         with self._lock:
             self.num_requests += 1
             if episode is not None:
@@ -151,7 +151,7 @@ class Corrections:
     not recorded. hold_every: every n-th request of a class is held out; 0: none.
     compat: records what the published code trains on: the row after each corrected token and after
     each bonus token.
-    undrafted: also records the row of each step without a draft.
+    records_undrafted: also records the row of each step without a draft.
     A caller may leave out steps (`record=False`): their rows are missing in the episodes. It must
     decide before it knows the step, so that the recorded rows are not chosen by their content.
     """
@@ -166,12 +166,12 @@ class Corrections:
         max_length: int = 512,
         hold_every: int = 8,
         compat: bool = False,
-        undrafted: bool = False,
+        records_undrafted: bool = False,
     ) -> None:
         self.class_of, self.on_end = class_of, on_end
         self.vocab_size, self.top_k = vocab_size, top_k or vocab_size
         self.max_length, self.hold_every, self.compat = max_length, hold_every, compat
-        self.undrafted = undrafted
+        self.records_undrafted = records_undrafted
         self.counts: dict[str, int] = {}  # number of the last request of each class
 
     def __call__(self, step: Step, record: bool = True) -> None:
@@ -205,7 +205,7 @@ class Corrections:
         self, request: OpenRequest, step: Step, i: int, tried: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """(row, tree node) of what is recorded of a step. tried: see `tried_rows`."""
-        if self.undrafted and not len(step.trees[i]):
+        if self.records_undrafted and not len(step.trees[i]):
             return [(step.start(i) - 1, -1)]
         if request.is_held:
             return tried

@@ -49,7 +49,7 @@ class OnlineOptions:
     decay: float = 0.9  # of the moving average of weights, per update
     tolerance: float = 0.02  # acceptance below that of the average that triggers the fall-back
     compat: bool = False  # train on the rows that the published code uses
-    undrafted: bool = False  # train also on the rows of steps without a draft
+    records_undrafted: bool = False  # train also on the rows of steps without a draft
 
     def __post_init__(self) -> None:
         FromCorrections(self.loss)  # raises for an unknown one
@@ -209,7 +209,7 @@ class OnlineLearner:
             max_length=min(options.max_length, model.config.max_position_embeddings),
             hold_every=options.hold_every,
             compat=options.compat,
-            undrafted=options.undrafted,
+            records_undrafted=options.records_undrafted,
         )
 
     def warm_up(self) -> None:
@@ -219,7 +219,7 @@ class OnlineLearner:
             learner.optimizer.zero_grad()
 
     def observe(self, step: Step, record: bool = True) -> None:
-        """Records the corrections of a step; record=False: only ends requests that finished.
+        """Records a step; record=False: only ends requests that finished.
 
         Called by the engine's thread.
         """

@@ -15,7 +15,6 @@ from forerun.api import Model
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import ConfigError, DataError
-from forerun.tasks.base import prompt_ids
 from forerun.training.checkpoints import load_checkpoint, save_state
 from forerun.training.drafts.data import fits_context
 from forerun.training.online.corrections import RequestStats
@@ -108,7 +107,7 @@ class Replay:
         how: dict[str, Any] = {"drafter": self.drafter, "numbers": [number], "seed": r.seed}
         how |= {"controller": Fixed(nodes=r.gamma, depth=r.gamma), "on_step": self.learner.observe}
         how |= {"temperature": r.temperature, "max_new_tokens": r.max_tokens}
-        for _ in self.model.run([prompt_ids(self.model, request.prompt)], **how):
+        for _ in self.model.run([self.model.prompt_ids(request.prompt)], **how):
             pass
         kind = self.learner.due() if r.learns else None
         if kind is not None and self.learner.update(kind):

@@ -54,7 +54,7 @@ DATA = ("target", "fixed", "on_policy", "mixed")
 MEANS = ("token", "text")
 WIDTH = 512  # tokens per row of a batch
 MEASURED = 20  # held-out prompts for tau
-USEFUL_TAU = 1.3  # below it no smaller draft would pay
+MIN_TAU_FOR_SMALLER = 1.3  # tokens per pass; rule of thumb: below it only more training helps
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,8 +81,7 @@ class Draft(Recipe):
     gamma: length of a draft in the final measurement; 0 uses the best by the model.
     minutes: training time of all phases, with answers that the draft generates; answers of the
     target, probes (up to a twentieth for each shape) and measurements come on top. A resumed run
-    keeps its own unless another is given; more of it goes to the phase that it is in and those
-    after.
+    keeps its own unless another is given; added minutes go to the current phase and those after it.
     max_steps: maximum number of steps of all phases.
     probe_steps: maximum number of steps before a shape is judged.
     micro_tokens: padded tokens per micro-batch.
@@ -293,8 +292,10 @@ class Draft(Recipe):
         if gain > 1:
             lines.append(f"use it with --drafter draft_model:model={spelled(out)}")
         else:
-            longer = f"forerun train draft --out {spelled(out)} --resume --minutes N"
-            smaller = "; or start one with a smaller --share" if found["tau"] > USEFUL_TAU else ""
+            limit = "--max-steps N" if self.max_steps else "--minutes N"
+            longer = f"forerun train draft --out {spelled(out)} --resume {limit}"
+            may_shrink = found["tau"] > MIN_TAU_FOR_SMALLER
+            smaller = "; or start one with a smaller --share" if may_shrink else ""
             lines.append(
                 f"this draft does not speed up decoding yet; train it longer: {longer}{smaller}"
             )

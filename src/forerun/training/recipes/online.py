@@ -3,8 +3,8 @@
 Liu et al., "Online Speculative Decoding", 2024. Requests run one after the other, in the order of
 the file. After every `interval` requests of a class, its draft takes one optimizer step on the
 positions where the target corrected it, and later requests draft with the new weights. The same
-file and seed give the same versions. `forerun serve --learn` learns so while it serves, also from
-steps without a draft.
+file and seed give the same versions. `forerun serve --learn` does the same while it serves, also
+with steps without a draft.
 A draft with another tokenizer drafts as `cross_vocab` and learns by OmniDraft's hybrid loss.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from forerun.core.modelled_speedup import best_gamma, block_efficiency, speedup,
 from forerun.errors import ConfigError
 from forerun.training.data.documents import Documents
 from forerun.training.data.tokenizer import train_tokenizer
-from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.drafts.acceptance import Rows, held_out_acceptance
 from forerun.training.drafts.measure import frozen
 from forerun.training.drafts.phases import Budget
 from forerun.training.drafts.shapes import candidates, choose, num_parameters, rated, shape
@@ -99,6 +101,23 @@ def test_acceptance_in_half_precision_is_that_of_float32(tmp_path):
     assert found["all"] == pytest.approx(np.mean(overlaps), abs=0.002)
 
 
+def test_the_target_reads_held_out_answers_once(tmp_path):
+    models = [frozen(str(make_tiny(tmp_path / str(i), seed=i))) for i in range(3)]
+    target, drafts = models[0], models[1:]
+    made = [([*range(20 * i, 20 * i + 20)], 5 + i) for i in range(12)]
+    texts = Documents.of(made)
+    documents = Documents(texts.tokens, texts.starts, texts.prompts, numbers=np.arange(12))
+    data = documents, np.arange(12), {i: "ab"[i % 2] for i in range(12)}, 64
+    fresh = [held_out_acceptance(draft, target, *data) for draft in drafts]
+    kept: Rows = {}
+    with pytest.MonkeyPatch.context() as patch:
+        calls, forward = [], target.model.forward
+        patch.setattr(target.model, "forward", lambda **kw: calls.append(1) or forward(**kw))
+        found = [held_out_acceptance(draft, target, *data, kept) for draft in drafts]
+    assert found == fresh and fresh[0] != fresh[1]
+    assert len(calls) == sum(map(len, kept.values())) > len(kept) == 2
+
+
 def test_prompts_without_a_domain_count_once():
     """Accepted after token 0 always, after token 1 in 0.7."""
     p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
@@ -150,15 +169,33 @@ def test_shapes_that_are_measured_are_not_measured_again(tmp_path):
     def rate(size):
         if len(measured) == 2:
             raise KeyboardInterrupt
-        measured.append(size.layers)
-        return rated(size, 288, c=0.1 * size.layers, alpha=0.5)
+        measured.append((size.layers, size.hidden))
+        return rated(size, 288, c=0.1 * size.layers, alpha=size.hidden / 1000)
 
     with pytest.raises(KeyboardInterrupt):
-        choose(path, sizes, rate, silent)
-    assert measured == [1, 2]
-    measured = [None]  # room for one more
-    assert choose(path, sizes, rate, silent).size.layers == 1
-    assert measured == [None, 4]
+        choose(path, sizes, 288, rate, silent)
+    assert measured == [(1, 96), (2, 64)]
+    measured.clear()
+    assert choose(path, sizes, 288, rate, silent).size.layers == 1
+    assert measured == [(4, 32), (1, 32)]  # the last one is narrower
+    measured.clear()
+    assert choose(path, sizes, 288, rate, silent).size.hidden == 96
+    assert not measured
+
+
+def test_a_narrower_shape_is_chosen_as_long_as_it_learns_as_much(tmp_path):
+    """The chosen depth with a quarter of the parameters, again and again."""
+    counts = []
+    alphas = iter([0.10, 0.12, 0.12, 0.11])
+
+    def rate(size):
+        counts.append(num_parameters(size, 288))
+        return rated(size, 288, c=counts[-1] / 1e8, alpha=next(alphas))
+
+    sizes = candidates(288, 8_000_000, (2,))
+    chosen = choose(tmp_path / "shapes.json", sizes, 288, rate, silent)
+    assert chosen.parameters == counts[2] and chosen.size.layers == 2
+    assert all(3 < large / small < 8 for large, small in pairwise(counts))
 
 
 def test_a_probe_ends_after_its_steps_or_a_twentieth_of_the_minutes():

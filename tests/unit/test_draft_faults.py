@@ -50,7 +50,7 @@ def kill_in(phase: str):
     [
         ("", r"has 0 prompts; a draft needs at least 10"),
         ('{"prompt": "one"}\n' * 9, r"has 9 prompts; a draft needs at least 10"),
-        ('{"prompt": ""}\n' * 20, r":1 has the prompt '', not text"),
+        ('{"prompt": ""}\n' * 20, r":1 has an empty prompt"),
         ('{"prompt": "' + "one two " * 200 + '"}\n' + '{"prompt": "a"}\n' * 9, "has 9 prompts"),
         ('{"prompt": "a", "domain": "greedy"}\n', ":1 has the domain 'greedy'"),
     ],

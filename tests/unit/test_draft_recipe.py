@@ -251,7 +251,7 @@ def stop(*_: object) -> None:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ((Draft, "open"), "stopped; nothing was begun: forerun train draft"),
+        ((Draft, "open"), "stopped before the run began; start again with: forerun train draft"),
         ((data.DraftData, "generate"), "stopped and saved; continue with: forerun train draft"),
     ],
 )
@@ -348,7 +348,7 @@ def test_bad_prompts_are_named(target, tmp_path):
         ("prompt", "is not JSON"),
         ("[1]", "is not an object"),
         ('{"text": "a"}', "has no prompt"),
-        ('{"prompt": 1}', "has the prompt 1, not text"),
+        ('{"prompt": 1}', "has the prompt 1, which is not text"),
     ):
         path.write_text(f'{{"prompt": "a"}}\n{line}\n')
         with pytest.raises(DataError, match=f"p.jsonl:2 {what}"):

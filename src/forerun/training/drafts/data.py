@@ -27,7 +27,7 @@ from forerun.ngrams.index.build.documents import (
 from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training.data.documents import Batches, Documents
 from forerun.training.data.mixture import PackedBatches, windows
-from forerun.training.drafts.acceptance import held_out_acceptance
+from forerun.training.drafts.acceptance import Rows, held_out_acceptance
 from forerun.training.generate import generate_records, temperatures
 from forerun.training.live import LiveBatches, draw_from_module
 from forerun.training.processes import all_threads, is_first_process
@@ -38,7 +38,7 @@ from forerun.utils.files import read_lines
 log = logging.getLogger("forerun")
 MIN_PROMPTS = 10
 HELD_OUT = 10  # every tenth prompt is held out
-MAX_HELD_TOKENS = 20_000  # of held-out prompts and answers, which the target reads 30 times
+MAX_HELD_TOKENS = 20_000  # of held-out prompts and answers
 MAX_LOGITS = 2**27  # of a batch in an evaluation, 512 MiB in float32
 GRID = (0.0, 0.6, 0.8, 1.0)  # temperatures of answers
 MAX_TEXT_TOKENS = 20_000_000  # of running text that is read
@@ -72,6 +72,7 @@ class DraftData:
     by_text: bool = False  # the loss of answers is a mean over texts, not over tokens
     seed: int = 0
     _texts: dict[Path, Documents] = field(default_factory=dict, init=False, repr=False)
+    _held_rows: Rows = field(default_factory=dict, init=False, repr=False)  # of the target
 
     def __post_init__(self) -> None:
         self.ids = [self.target.prompt_ids(prompt.text) for prompt in self.prompts]
@@ -107,7 +108,7 @@ class DraftData:
         try:
             with all_threads():
                 return held_out_acceptance(
-                    draft, teacher, self.records, self.held, self.domains, budget
+                    draft, teacher, self.records, self.held, self.domains, budget, self._held_rows
                 )
         finally:
             draft.train()
@@ -215,7 +216,8 @@ def _lines(path: Path) -> Iterator[tuple[int, Prompt]]:
             raise DataError(f"{path}:{number} is not an object; {FORM}")
         text, domain = row.get("prompt"), str(row.get("domain", "all"))
         if not isinstance(text, str) or not text:
-            what = "no prompt" if text in (None, "") else f"the prompt {text!r}, which is not text"
+            what = "no prompt" if text is None else f"the prompt {text!r}, which is not text"
+            what = "an empty prompt" if text == "" else what
             raise DataError(f"{path}:{number} has {what}; {FORM}")
         if domain in COLUMNS:
             raise DataError(

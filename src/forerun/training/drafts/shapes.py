@@ -1,8 +1,9 @@
-"""Shapes of draft models of one size, and the choice among them by measured cost and acceptance.
+"""Shapes of draft models, and the choice among them by measured cost and acceptance.
 
 The time of a draft step grows with its layers more than with its width, and acceptance falls in a
 model that is too flat. So several depths of about equal parameters are measured (Zafrir et al.,
-FastDraft, 2024).
+FastDraft, 2024). A large draft learns few tokens in the time that there is; so narrower ones of the
+chosen depth follow, as long as they learn as much in the same time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ DEPTHS = (1, 2, 4, 8)
 WIDTH_STEP = 32  # of candidates; a head has 32 dimensions below width 256, 64 above
 MAX_WIDTH = 8192
 INNER = 2.75  # width of the MLP over the width of the model
+SHRINK = 4  # parameters of a shape over those of the next narrower one
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,7 @@ def num_parameters(size: Size, vocab: int) -> int:
 
 def candidates(vocab: int, max_parameters: int, depths: tuple[int, ...] = DEPTHS) -> list[Size]:
     """For each depth the widest shape with at most `max_parameters`; deep ones may be missing."""
-    found = list[Size]()
-    for layers in depths:
-        fitting = [
-            size
-            for hidden in range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP)
-            if hidden < 256 or hidden % 64 == 0
-            if num_parameters(size := shape(hidden, layers), vocab) <= max_parameters
-        ]
-        found += fitting[-1:]
+    found = [size for layers in depths if (size := widest(vocab, max_parameters, layers))]
     if not found:
         least = num_parameters(shape(WIDTH_STEP, min(depths)), vocab)
         raise ConfigError(
@@ -74,6 +68,17 @@ def candidates(vocab: int, max_parameters: int, depths: tuple[int, ...] = DEPTHS
             f"width {WIDTH_STEP} ({least:,} parameters); use a larger share"
         )
     return found
+
+
+def widest(vocab: int, max_parameters: int, layers: int) -> Size | None:
+    """The widest shape of this depth with at most `max_parameters`; None: there is none."""
+    fitting = [
+        size
+        for hidden in range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP)
+        if hidden < 256 or hidden % 64 == 0
+        if num_parameters(size := shape(hidden, layers), vocab) <= max_parameters
+    ]
+    return fitting[-1] if fitting else None
 
 
 def step_seconds(model: Any, tokenizer: Any) -> float:
@@ -96,15 +101,29 @@ def fastest(found: list[Candidate]) -> Candidate:
 
 
 def choose(
-    path: Path, sizes: list[Size], rate: Callable[[Size], Candidate], watch: Watch
+    path: Path, sizes: list[Size], vocab: int, rate: Callable[[Size], Candidate], watch: Watch
 ) -> Candidate:
-    """The fastest of several shapes. Each is measured once and kept in a file, for resumed runs."""
+    """The fastest of several shapes, or a narrower one of its depth that learns as much.
+
+    Each is measured once and kept in a file, for resumed runs.
+    """
     rows = json.loads(path.read_text()) if path.exists() else []
-    found = [Candidate(**row | {"size": Size(**row["size"])}) for row in rows]
+    kept = [Candidate(**row | {"size": Size(**row["size"])}) for row in rows]
+    found = {one.size: one for one in kept}
     show = counted(watch, "shapes", "shapes")
-    show(len(found), len(sizes))
-    for size in sizes[len(found) :]:
-        found.append(rate(size))
-        write_json(path, [asdict(one) for one in found])
-        show(len(found), len(sizes))
-    return fastest(found)
+
+    def measured(size: Size, num: int) -> Candidate:
+        show(len(found), num)
+        if size not in found:
+            found[size] = rate(size)
+            write_json(path, [asdict(one) for one in found.values()])
+        return found[size]
+
+    best = fastest([measured(size, len(sizes)) for size in sizes])
+    while size := widest(vocab, best.parameters // SHRINK, best.size.layers):
+        narrower = measured(size, len(found) + 1)
+        if narrower.alpha < best.alpha:
+            break
+        best = narrower
+    show(len(found), len(found))
+    return best

@@ -2,9 +2,10 @@
 
 Zafrir et al., "FastDraft: How to Train Your Draft", 2024; Goel et al., "Direct Alignment of Draft
 Model for Speculative Decoding with Chat-Fine-Tuned LLMs", 2024; Zhou et al., "DistillSpec", 2023.
-The draft has the target's tokenizer. Its shape is the one with the highest modelled speed-up
-tau / (c gamma + 1) among depths of about equal size, with c measured on this machine and the
-acceptance of a short probe. The weights with the best held-out acceptance are kept.
+The draft has the target's tokenizer. Its depth is the one with the highest modelled speed-up
+tau / (c gamma + 1) among shapes of about equal size, with c measured on this machine and the
+acceptance of a short probe; a narrower shape of that depth is taken if it learns as much in its
+probe. The weights with the best held-out acceptance are kept.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from forerun.training.loop import Loop
 from forerun.training.processes import check_shares, my_device, num_processes, process_group
 from forerun.training.progress import Watch, silent, step_note
 from forerun.training.recipes.base import Recipe
+from forerun.utils.text import counted
 
 METHODS = {  # loss and data of the alignment phase, share of running text in it
     "fastdraft": ("ce", "target", 0.0),
@@ -237,9 +239,9 @@ class Draft(Recipe):
         return texts.phases(self.material, model)
 
     def choose(self, watch: Watch) -> Candidate:
-        """The shape with the highest modelled speed-up; measured once and kept in the folder."""
+        """The shape of the draft; what is measured of each is kept in the folder."""
         rate = partial(self.rated, watch=watch)
-        return choose(self.state / "shapes.json", self.sizes(), rate, watch)
+        return choose(self.state / "shapes.json", self.sizes(), self.vocab, rate, watch)
 
     def rated(self, size: Size, watch: Watch = silent) -> Candidate:
         """A shape with its measured cost, and its acceptance after a short training."""
@@ -249,7 +251,7 @@ class Draft(Recipe):
         torch.nn.Module.to(model, device)
         trained = Distilled(model, self.material.text(self.corpus), None)
         loop = Loop(trained, self.budget.probe(self.probe_steps), device)
-        title = f"probe, {size.layers} layers"
+        title = f"probe, {counted(size.layers, 'layer')} of width {size.hidden}"
         loop.on_step = lambda progress: watch(title, *step_note(progress, loop.spent()))
         loop.run()
         return rated(size, self.vocab, c, self.material.acceptance(model, self.teacher)["all"])

@@ -283,8 +283,8 @@ def test_prompts_are_in_the_chat_template_of_the_target(
 @pytest.mark.parametrize(
     ("keep", "said"),
     [
-        ("auto", "2 prompts to measure on are too few to choose a size well; calibrate with 64"),
-        ("200", "179 of the 200 tokens to keep were not counted at all"),
+        ("auto", "only 2 prompts to measure sizes on; give 64 or more to --calibrate"),
+        ("200", "179 of the 200 tokens to keep do not occur in the counted texts; give a smaller"),
     ],
 )
 def test_few_prompts_are_mentioned(

@@ -25,7 +25,7 @@ from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.tree import chain
 from forerun.drafters.online import ONE_CLASS, Online
 from forerun.errors import ConfigError
-from forerun.serving.learning import MIN_REQUESTS, RECORDING_PART, Learning, TimeShare
+from forerun.serving.learning import RECORDING_PART, WARN_AFTER_REQUESTS, Learning, TimeShare
 from forerun.serving.metrics import Metrics
 from forerun.serving.service import Service
 from forerun.serving.settings import Settings
@@ -172,19 +172,19 @@ def test_a_learner_without_anything_to_learn_warns_once(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "forerun.serving"):
-        for seed in range(MIN_REQUESTS - 1):
+        for seed in range(WARN_AFTER_REQUESTS - 1):
             ask(served, seed=seed)
         assert not caplog.records
-        for seed in range(MIN_REQUESTS):
+        for seed in range(WARN_AFTER_REQUESTS):
             ask(served, seed=seed)
     assert [r.getMessage() for r in caplog.records] == [
-        "nothing to learn from yet: 0 of 8 finished requests were recorded; send requests without "
-        "a seed to method online, with prompts of at most 128 tokens (drafts that are always "
+        "learning has recorded nothing yet: 0 of 8 finished requests; send requests without a seed "
+        "to the method that learns, with prompts of at most 128 tokens (drafts that are always "
         "accepted give nothing to record)"
     ]
     found = served.get("/learning").json()
-    assert (found["requests_seen"], found["requests_recorded"]) == (2 * MIN_REQUESTS - 1, 0)
-    assert served.metric("forerun:learner_requests_seen") == 2 * MIN_REQUESTS - 1
+    assert (found["requests_seen"], found["requests_recorded"]) == (2 * WARN_AFTER_REQUESTS - 1, 0)
+    assert served.metric("forerun:learner_requests_seen") == 2 * WARN_AFTER_REQUESTS - 1
     assert served.metric("forerun:learner_requests_recorded") == 0
 
 
@@ -192,7 +192,7 @@ def test_a_learner_that_learns_does_not_warn(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "forerun.serving"):
-        for _ in range(MIN_REQUESTS + 1):
+        for _ in range(WARN_AFTER_REQUESTS + 1):
             ask(served)
     assert not caplog.records
 

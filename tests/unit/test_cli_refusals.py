@@ -161,7 +161,7 @@ EARLY = {
     "--memory .": "is a folder; give the name of a file",
     "--memory nope/a.mem": "to write a.mem into; create it first",
     "--verifier greedy": "verifier 'greedy' needs temperature 0, got 1.0",
-    "--verifier k_seq": "without replacement (swor); use verifier speculative, block, greedy",
+    "--verifier k_seq": "without replacement (swor); use verifier speculative, block, match",
 }
 
 

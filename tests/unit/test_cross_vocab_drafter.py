@@ -137,7 +137,10 @@ def test_lazy_drafts_are_not_merged() -> None:
         registry.make(
             "drafter", "fuse", parts=(drafter, DraftModel(model=FakeRunner(table_law(1))))
         )
-    with pytest.raises(ConfigError, match="'k_seq' does not accept .* greedy, match or recursive$"):
+    with pytest.raises(
+        ConfigError,
+        match="'k_seq' does not accept .* use verifier speculative, match or recursive$",
+    ):
         from forerun.engine.engine import check_pair
 
         check_pair(drafter, registry.make("verifier", "k_seq"))

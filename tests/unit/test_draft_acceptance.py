@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from forerun.training.data.tokenizer import train_tokenizer
 from forerun.training.drafts.acceptance import Rows, held_out_acceptance
 from forerun.training.drafts.measure import frozen
 from forerun.training.drafts.phases import Budget
-from forerun.training.drafts.shapes import candidates, choose, num_parameters, rated, shape
+from forerun.training.drafts.shapes import candidates, choose, num_parameters, rated, shape, widest
 from forerun.training.language_model import Size, build_model
 from forerun.training.progress import silent
 
@@ -164,7 +162,6 @@ def test_a_costly_shape_needs_more_acceptance():
 
 def test_shapes_that_are_measured_are_not_measured_again(tmp_path):
     path, measured = tmp_path / "shapes.json", []
-    sizes = candidates(288, 200_000, (1, 2, 4))
 
     def rate(size):
         if len(measured) == 2:
@@ -172,30 +169,34 @@ def test_shapes_that_are_measured_are_not_measured_again(tmp_path):
         measured.append((size.layers, size.hidden))
         return rated(size, 288, c=0.1 * size.layers, alpha=size.hidden / 1000)
 
+    how = path, 288, 200_000, (1, 2, 4), rate, silent
     with pytest.raises(KeyboardInterrupt):
-        choose(path, sizes, 288, rate, silent)
-    assert measured == [(1, 96), (2, 64)]
+        choose(*how)
+    assert measured == [(1, 96), (1, 32)]
     measured.clear()
-    assert choose(path, sizes, 288, rate, silent).size.layers == 1
-    assert measured == [(4, 32), (1, 32)]  # the last one is narrower
+    assert choose(*how).size.layers == 1
+    assert measured == [(2, 64), (4, 32)]
     measured.clear()
-    assert choose(path, sizes, 288, rate, silent).size.hidden == 96
+    assert choose(*how).size.hidden == 96
     assert not measured
 
 
-def test_a_narrower_shape_is_chosen_as_long_as_it_learns_as_much(tmp_path):
-    """The chosen depth with a quarter of the parameters, again and again."""
-    counts = []
-    alphas = iter([0.10, 0.12, 0.12, 0.11])
+def test_a_draft_is_as_small_as_learns_as_much(tmp_path):
+    """A quarter of the parameters again and again, then the depths of that size."""
+    measured = []
+    alphas = iter([0.10, 0.12, 0.12, 0.11, 0.20])
 
     def rate(size):
-        counts.append(num_parameters(size, 288))
-        return rated(size, 288, c=counts[-1] / 1e8, alpha=next(alphas))
+        measured.append((size.layers, num_parameters(size, 288)))
+        return rated(size, 288, c=0.1, alpha=next(alphas))
 
-    sizes = candidates(288, 8_000_000, (2,))
-    chosen = choose(tmp_path / "shapes.json", sizes, 288, rate, silent)
-    assert chosen.parameters == counts[2] and chosen.size.layers == 2
-    assert all(3 < large / small < 8 for large, small in pairwise(counts))
+    chosen = choose(tmp_path / "shapes.json", 288, 8_000_000, (2, 4), rate, silent)
+    limits = [8_000_000, 2_000_000, 500_000, 125_000, 500_000]  # of parameters
+    assert measured == [
+        (layers, num_parameters(widest(288, limit, layers), 288))
+        for layers, limit in zip([2, 2, 2, 2, 4], limits, strict=True)
+    ]
+    assert (chosen.size.layers, chosen.alpha) == (4, 0.2)
 
 
 def test_a_probe_ends_after_its_steps_or_a_twentieth_of_the_minutes():

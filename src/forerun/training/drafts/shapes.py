@@ -1,9 +1,9 @@
 """Shapes of draft models, and the choice among them by measured cost and acceptance.
 
-The time of a draft step grows with its layers more than with its width, and acceptance falls in a
-model that is too flat. So several depths of about equal parameters are measured (Zafrir et al.,
-FastDraft, 2024). A large draft learns few tokens in the time that there is; so narrower ones of the
-chosen depth follow, as long as they learn as much in the same time.
+A large draft learns few tokens in the time that there is. So first the number of parameters is
+reduced as long as acceptance does not fall. The time of a draft step grows with its layers more
+than with its width, and acceptance falls in a model that is too flat. So then several depths of
+about equal parameters are measured (Zafrir et al., FastDraft, 2024).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEPTHS = (1, 2, 4, 8)
 WIDTH_STEP = 32  # of candidates; a head has 32 dimensions below width 256, 64 above
 MAX_WIDTH = 8192
 INNER = 2.75  # width of the MLP over the width of the model
-SHRINK = 4  # parameters of a shape over those of the next narrower one
+SHRINK = 4  # a number of parameters over the next one that is tried
 
 
 @dataclass(frozen=True)
@@ -101,29 +101,43 @@ def fastest(found: list[Candidate]) -> Candidate:
 
 
 def choose(
-    path: Path, sizes: list[Size], vocab: int, rate: Callable[[Size], Candidate], watch: Watch
+    path: Path,
+    vocab: int,
+    max_parameters: int,
+    depths: tuple[int, ...],
+    rate: Callable[[Size], Candidate],
+    watch: Watch,
 ) -> Candidate:
-    """The fastest of several shapes, or a narrower one of its depth that learns as much.
+    """The shape to train: first its number of parameters, then its depth.
 
-    Each is measured once and kept in a file, for resumed runs.
+    A quarter of the parameters is taken, again and again, as long as the least depth learns as much
+    with them in the same time. Each shape is measured once and kept in a file, for resumed runs.
+    Raises ConfigError if no shape fits.
     """
     rows = json.loads(path.read_text()) if path.exists() else []
     kept = [Candidate(**row | {"size": Size(**row["size"])}) for row in rows]
     found = {one.size: one for one in kept}
-    show = counted(watch, "shapes", "shapes")
+    layers = candidates(vocab, max_parameters, depths)[0].layers
+    budgets = [max_parameters]
+    while widest(vocab, budgets[-1] // SHRINK, layers):
+        budgets.append(budgets[-1] // SHRINK)
+    show, num = counted(watch, "shapes", "shapes"), len(budgets) + len(depths) - 1
 
-    def measured(size: Size, num: int) -> Candidate:
+    def measured(size: Size) -> Candidate:
         show(len(found), num)
         if size not in found:
             found[size] = rate(size)
             write_json(path, [asdict(one) for one in found.values()])
         return found[size]
 
-    best = fastest([measured(size, len(sizes)) for size in sizes])
-    while size := widest(vocab, best.parameters // SHRINK, best.size.layers):
-        narrower = measured(size, len(found) + 1)
-        if narrower.alpha < best.alpha:
+    def alpha(budget: int) -> float:
+        return measured(candidates(vocab, budget, (layers,))[0]).alpha
+
+    budget = budgets[0]
+    for smaller in budgets[1:]:
+        if alpha(budget) > alpha(smaller):
             break
-        best = narrower
-    show(len(found), len(found))
-    return best
+        budget = smaller
+    chosen = fastest([measured(size) for size in candidates(vocab, budget, depths)])
+    show(num, num)
+    return chosen

@@ -2,10 +2,10 @@
 
 Zafrir et al., "FastDraft: How to Train Your Draft", 2024; Goel et al., "Direct Alignment of Draft
 Model for Speculative Decoding with Chat-Fine-Tuned LLMs", 2024; Zhou et al., "DistillSpec", 2023.
-The draft has the target's tokenizer. Its depth is the one with the highest modelled speed-up
-tau / (c gamma + 1) among shapes of about equal size, with c measured on this machine and the
-acceptance of a short probe; a narrower shape of that depth is taken if it learns as much in its
-probe. The weights with the best held-out acceptance are kept.
+The draft has the target's tokenizer, and as few parameters as learn as much in a short probe. Its
+depth is the one with the highest modelled speed-up tau / (c gamma + 1) among shapes of about equal
+size, with c measured on this machine and the acceptance of the probe. The weights with the best
+held-out acceptance are kept.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Draft(Recipe):
 
     def check(self) -> None:
         """Checks shapes, texts and reference answers before the long work."""
-        self.sizes()
+        candidates(self.vocab, self.max_parameters, self.depths)  # raises ConfigError
         for path in filter(None, (self.corpus, self.code)):
             self.material.running(path)
         if self.data == "fixed":
@@ -221,10 +221,15 @@ class Draft(Recipe):
         texts = {"corpus_hash": self.corpus, "code_hash": self.code}
         return found | {name: text_hash(path) for name, path in texts.items() if path is not None}
 
-    def sizes(self) -> list[Size]:
-        """The shapes to choose from. Raises ConfigError if none fits the share."""
-        most = int(self.share * sum(p.numel() for p in self.teacher.parameters()))
-        return candidates(self.vocab, most, (self.layers,) if self.layers else DEPTHS)
+    @property
+    def max_parameters(self) -> int:
+        """Of the draft, by its share."""
+        return int(self.share * sum(p.numel() for p in self.teacher.parameters()))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths to choose from."""
+        return (self.layers,) if self.layers else DEPTHS
 
     def trainer(self, size: Size) -> Trainer:
         """The training of a new draft of this shape, with a checkpoint per phase."""
@@ -240,8 +245,8 @@ class Draft(Recipe):
 
     def choose(self, watch: Watch) -> Candidate:
         """The shape of the draft; what is measured of each is kept in the folder."""
-        rate = partial(self.rated, watch=watch)
-        return choose(self.state / "shapes.json", self.sizes(), self.vocab, rate, watch)
+        path, rate = self.state / "shapes.json", partial(self.rated, watch=watch)
+        return choose(path, self.vocab, self.max_parameters, self.depths, rate, watch)
 
     def rated(self, size: Size, watch: Watch = silent) -> Candidate:
         """A shape with its measured cost, and its acceptance after a short training."""

@@ -181,7 +181,7 @@ def test_shapes_that_are_measured_are_not_measured_again(tmp_path):
     assert not measured
 
 
-def test_a_draft_is_as_small_as_learns_as_much(tmp_path):
+def test_smaller_drafts_are_taken_while_acceptance_does_not_fall(tmp_path):
     """A quarter of the parameters again and again, then the depths of that size."""
     measured = []
     alphas = iter([0.10, 0.12, 0.12, 0.11, 0.20])

@@ -110,9 +110,9 @@ def choose(
 ) -> Candidate:
     """The shape to train: first its number of parameters, then its depth.
 
-    A quarter of the parameters is taken, again and again, as long as the least depth learns as much
-    with them in the same time. Each shape is measured once and kept in a file, for resumed runs.
-    Raises ConfigError if no shape fits.
+    A quarter of the parameters is taken as long as the acceptance after a probe does not fall, at
+    the least depth; then all depths are measured with about that number. Each shape is measured
+    once and kept in a file, for resumed runs. Raises ConfigError if no shape fits.
     """
     rows = json.loads(path.read_text()) if path.exists() else []
     kept = [Candidate(**row | {"size": Size(**row["size"])}) for row in rows]

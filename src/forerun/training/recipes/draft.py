@@ -2,9 +2,9 @@
 
 Zafrir et al., "FastDraft: How to Train Your Draft", 2024; Goel et al., "Direct Alignment of Draft
 Model for Speculative Decoding with Chat-Fine-Tuned LLMs", 2024; Zhou et al., "DistillSpec", 2023.
-The draft has the target's tokenizer, and as few parameters as learn as much in a short probe. Its
-depth is the one with the highest modelled speed-up tau / (c gamma + 1) among shapes of about equal
-size, with c measured on this machine and the acceptance of the probe. The weights with the best
+The draft has the target's tokenizer. Smaller shapes are tried as long as the acceptance after a
+short probe does not fall, then several depths of about that size; the one with the highest modelled
+speed-up tau / (c gamma + 1) is trained, with c measured on this machine. The weights with the best
 held-out acceptance are kept.
 """
 

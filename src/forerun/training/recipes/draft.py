@@ -56,7 +56,6 @@ DATA = ("target", "fixed", "on_policy", "mixed")
 MEANS = ("token", "text")
 WIDTH = 512  # tokens per row of a batch
 MEASURED = 20  # held-out prompts for tau
-MIN_TAU_FOR_SMALLER = 1.3  # tokens per pass; rule of thumb: below it only more training helps
 
 
 @dataclass(kw_only=True, eq=False)
@@ -301,11 +300,7 @@ class Draft(Recipe):
         else:
             limit = "--max-steps N" if self.max_steps else "--minutes N"
             longer = f"forerun train draft --out {spelled(out)} --resume {limit}"
-            may_shrink = found["tau"] > MIN_TAU_FOR_SMALLER
-            smaller = "; or start one with a smaller --share" if may_shrink else ""
-            lines.append(
-                f"this draft does not speed up decoding yet; train it longer: {longer}{smaller}"
-            )
+            lines.append(f"this draft does not speed up decoding yet; train it longer: {longer}")
         return lines
 
 
